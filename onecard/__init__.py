@@ -1,0 +1,3 @@
+"""onecard: pretrain language models on the one graphics card you own."""
+
+__version__ = "0.1.0"

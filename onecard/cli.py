@@ -1,0 +1,102 @@
+"""One verb per room. Heavy imports wait until a verb needs them: --help must be instant.
+
+Data goes to stdout, progress and logs to stderr. Exit codes: 0 ok, 1 the answer is no, 2 wrong use,
+130 ended by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from onecard.config import Config, RunConfig, SampleConfig, describe_knobs, knobs, load_config
+from onecard.errors import UserError, need_package
+
+INTERRUPTED = 130
+
+# Written out rather than generated: this page must come at once, and reads in the order of use.
+HELP = """\
+onecard: pretrain language models on the one graphics card you own
+
+  onecard prepare FILES...      text into training tokens under data/NAME (or: prepare stdlib)
+  onecard train CONFIG.py       train; nanoGPT's configs and --name=value flags as they are
+  onecard sample --out_dir=DIR  draw text from a run
+  onecard export DIR TARGET     a run's model for Hugging Face or nanoGPT
+  onecard gpus [CARD]           this machine's card, and the figures of the known ones
+
+`onecard VERB --help` explains each. Try it: onecard prepare stdlib && onecard train config/demo.py"""
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train: onecard train CONFIG.py [--name=value ...]; nanoGPT's configs and flags as they are."""
+    config = load_config(RunConfig, arguments, also_known=_names(SampleConfig))
+    need_package("torch", "train", "training")
+    from onecard.train.loop import train as run_training
+
+    summary = run_training(config)
+    print(summary.text())
+    return INTERRUPTED if summary.interrupted else 0
+
+
+def sample(arguments: Sequence[str]) -> int:
+    """Draw text from a run: onecard sample --out_dir=FOLDER [--start=TEXT ...]."""
+    config = load_config(SampleConfig, arguments, also_known=_names(RunConfig))
+    need_package("torch", "train", "sampling")
+    from onecard.generate.sample import sample_command
+
+    return sample_command(config)
+
+
+# These two take nanoGPT's config files and free --name=value flags, which is config.py's business.
+CONFIG_VERBS: dict[str, tuple[Callable[[Sequence[str]], int], type[Config]]] = {
+    "train": (train, RunConfig),
+    "sample": (sample, SampleConfig),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not arguments or arguments[0] in ("--help", "-h", "help"):
+            print(HELP)
+            return 0 if arguments else 2
+        if arguments[0] in CONFIG_VERBS:
+            verb, rest = arguments[0], arguments[1:]
+            if any(word in ("--help", "-h") for word in rest):
+                print(_config_help(verb))
+                return 0
+            return CONFIG_VERBS[verb][0](rest)
+        # cyclopts is loaded for the other verbs only; nanoGPT's two doors do without it.
+        from onecard.verbs import run_verb
+
+        return run_verb(arguments)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `onecard sample | head`: the reader has seen enough.
+        sys.stderr.close()
+        return 0
+
+
+def _names(cls: type[Config]) -> frozenset[str]:
+    return frozenset(f.name for f in knobs(cls))
+
+
+def _config_help(verb: str) -> str:
+    function, cls = CONFIG_VERBS[verb]
+    lines = [
+        str(function.__doc__),
+        "",
+        "--name=value, --name value and --flag are all understood, - and _ alike.",
+        "",
+    ]
+    for group, entries in describe_knobs(cls):
+        lines.append(f"{group}:")
+        for name, default, text in entries:
+            lines.append(f"  --{name:<28} {text} [{default}]")
+        lines.append("")
+    return "\n".join(lines).rstrip()

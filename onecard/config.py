@@ -1,0 +1,398 @@
+"""Every knob of a run: typed, checked across fields, and aware of which values the user set.
+
+nanoGPT's names and defaults keep their meaning. A value the user set is pinned; what is left at its
+default (None reads as `auto`) may be chosen by onecard. The reading of files and arguments is in
+config_file.py; here is what the names mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from onecard.config_file import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    Argument,
+    Assignment,
+    Value,
+    parse_argument_text,
+    read_config_file,
+    split_arguments,
+)
+from onecard.errors import UserError
+
+GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+
+
+def knob(
+    kind: str,
+    default: Value,
+    text: str,
+    *,
+    group: str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    changes_result: bool = True,
+) -> Any:
+    """A field of a config. `kind` is int, float, bool, str or tokens; default None means auto.
+
+    `changes_result=False` marks knobs that may differ between a run and its continuation without
+    making it another experiment (logging, device, ...).
+    """
+    return dataclasses.field(
+        default=default,
+        metadata={
+            "kind": kind, "help": text, "group": group, "low": low, "high": high,
+            "choices": choices, "changes_result": changes_result,
+        },
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What all configs share: where each value came from, and what the reader should be told."""
+
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
+
+    def is_set(self, name: str) -> bool:
+        """Did the user pin this value (in a file or on the command line)?"""
+        return name in self.origins
+
+    def values(self) -> dict[str, Value]:
+        return {f.name: getattr(self, f.name) for f in knobs(type(self))}
+
+    def check(self) -> None:
+        """Raise UserError if values contradict each other. Single values are checked on reading."""
+
+    def resolved(self: C) -> C:
+        """The config with knobs that follow from others filled in."""
+        return self
+
+
+C = TypeVar("C", bound=Config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Config):
+    """One training run. Defaults are nanoGPT's: GPT-2 124M on OpenWebText."""
+
+    # fmt: off
+    # One knob a line, however long: this is a table.
+    # --- what is written, and when
+    out_dir: str = knob("str", "out", "folder of the run: checkpoints, metrics, samples, log", group="output", changes_result=False)
+    eval_interval: int = knob("int", 2000, "steps between evaluations (and checkpoints)", group="output", low=1, changes_result=False)
+    log_interval: int = knob("int", 1, "steps between log lines", group="output", low=1, changes_result=False)
+    eval_iters: int = knob("int", 200, "evaluate on eval_iters × batch_size fixed blocks of each split", group="output", low=1, changes_result=False)
+    eval_only: bool = knob("bool", False, "evaluate once and stop", group="output", changes_result=False)
+    always_save_checkpoint: bool = knob("bool", True, "save at every evaluation, not only when val loss improves", group="output", changes_result=False)
+    init_from: str = knob("str", "auto", "auto, scratch, resume, gpt2[-medium|-large|-xl], or a folder or ckpt.pt to start from", group="output", changes_result=False)
+    fresh: bool = knob("bool", False, "start over in a used out_dir; the earlier run is set aside, not deleted", group="output", changes_result=False)
+    sample_tokens: int = knob("int", 120, "tokens of sample text at each evaluation; 0 for none", group="output", low=0, high=100_000, changes_result=False)
+    # --- wandb
+    wandb_log: bool = knob("bool", False, "also log to Weights & Biases", group="wandb", changes_result=False)
+    wandb_project: str = knob("str", "owt", "project name there", group="wandb", changes_result=False)
+    wandb_run_name: str = knob("str", "gpt2", "run name there", group="wandb", changes_result=False)
+    # --- data
+    dataset: str = knob("str", "openwebtext", "name of a folder under data/", group="data")
+    gradient_accumulation_steps: int = knob("int", 40, "micro-batches per step", group="data", low=1, high=2**24)
+    batch_size: int = knob("int", 12, "sequences per micro-batch", group="data", low=1, high=2**20)
+    block_size: int = knob("int", 1024, "tokens per sequence", group="data", low=1, high=2**20)
+    seed: int = knob("int", 1337, "seed of weights, data order and dropout", group="data", low=0, high=2**31 - 1)
+    # --- model
+    arch: str = knob("str", "gpt2", "architecture", group="model", choices=("gpt2",))
+    n_layer: int = knob("int", 12, "layers", group="model", low=1, high=1024)
+    n_head: int = knob("int", 12, "attention heads", group="model", low=1, high=1024)
+    n_embd: int = knob("int", 768, "width of the residual stream", group="model", low=1, high=2**16)
+    vocab_size: int | None = knob("int", None, "size of the embedding; auto: the dataset's, 50304 for GPT-2's", group="model", low=2, high=2**24)
+    dropout: float = knob("float", 0.0, "dropout probability; 0 for pretraining", group="model", low=0.0, high=0.99)
+    bias: bool = knob("bool", False, "biases in linear layers and layer norms", group="model")
+    # --- AdamW
+    learning_rate: float = knob("float", 6e-4, "highest learning rate", group="optimizer", low=0.0, high=100.0)
+    max_iters: int = knob("int", 600_000, "steps to train", group="optimizer", low=0)
+    tokens: int | None = knob("tokens", None, "train for this many tokens (3.2B, 100M) instead of max_iters", group="optimizer", low=1)
+    weight_decay: float = knob("float", 0.1, "decoupled weight decay of matrices and embeddings", group="optimizer", low=0.0, high=100.0)
+    beta1: float = knob("float", 0.9, "AdamW's first-moment decay", group="optimizer", low=0.0, high=0.999999)
+    beta2: float = knob("float", 0.95, "AdamW's second-moment decay", group="optimizer", low=0.0, high=0.999999)
+    grad_clip: float = knob("float", 1.0, "clip the gradient norm here; 0 for never", group="optimizer", low=0.0)
+    # --- learning-rate schedule
+    decay_lr: bool = knob("bool", True, "warm up, then cosine down to min_lr", group="schedule")
+    warmup_iters: int = knob("int", 2000, "steps of linear warm-up", group="schedule", low=0)
+    lr_decay_iters: int = knob("int", 600_000, "step at which min_lr is reached", group="schedule", low=1)
+    min_lr: float = knob("float", 6e-5, "learning rate at the end of the decay", group="schedule", low=0.0, high=100.0)
+    # --- where and how it computes
+    backend: str = knob("str", "nccl", "accepted for nanoGPT's sake; unused on one card", group="system", changes_result=False)
+    device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="system", changes_result=False)
+    dtype: str | None = knob("str", None, "float32, bfloat16 or float16; auto: bfloat16 where the card has it", group="system", choices=("float32", "bfloat16", "float16"))
+    compile: bool = knob("bool", True, "compile with torch.compile (cached between runs)", group="system", changes_result=False)
+    # fmt: on
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Sacred: no memory pressure may change it."""
+        return self.sequences_per_step * self.block_size
+
+    def check(self) -> None:
+        if self.n_embd % self.n_head:
+            embd = _nearest(self.n_embd, lambda n: n % self.n_head == 0)
+            head = _nearest(self.n_head, lambda n: self.n_embd % n == 0)
+            raise UserError(
+                f"n_embd {self.n_embd} cannot be divided among n_head {self.n_head}",
+                "every attention head gets n_embd / n_head channels, a whole number",
+                f"--n_embd={embd} or --n_head={head} works",
+            )
+        if self.is_set("tokens") and self.is_set("max_iters"):
+            raise UserError(
+                "tokens and max_iters are both set",
+                f"tokens from {self.origins['tokens']}, max_iters from {self.origins['max_iters']}; "
+                "both say when the run ends",
+                "keep one of them",
+            )
+        if self.decay_lr and self.min_lr > self.learning_rate:
+            raise UserError(
+                f"min_lr {self.min_lr:g} is above learning_rate {self.learning_rate:g}",
+                "the learning rate would rise through the run instead of decaying"
+                + ("" if self.is_set("min_lr") else " (min_lr is at its default)"),
+                f"--min_lr={self.learning_rate / 10:g}, or --decay_lr=False for a constant rate",
+            )
+        if self.decay_lr and self.warmup_iters >= self.lr_decay_iters:
+            raise UserError(
+                f"warmup_iters {self.warmup_iters} is not below lr_decay_iters {self.lr_decay_iters}",
+                "the warm-up would never end",
+                f"--warmup_iters={self.lr_decay_iters // 10}",
+            )
+        _check_init_from(self.init_from)
+        if self.fresh and self.init_from == "resume":
+            raise UserError("fresh starts over and init_from='resume' continues", hint="keep one of them")
+
+    def resolved(self) -> RunConfig:
+        """A horizon in tokens becomes max_iters; an unset schedule follows it."""
+        if self.tokens is None or (self.is_set("tokens") and self.is_set("max_iters")):
+            notes = self.notes
+            if (
+                self.decay_lr
+                and self.is_set("max_iters")
+                and self.lr_decay_iters > 2 * max(self.max_iters, 1)
+            ):
+                notes += (
+                    f"lr_decay_iters {self.lr_decay_iters} is far beyond max_iters {self.max_iters}: the learning "
+                    f"rate will hardly decay (--lr_decay_iters={self.max_iters} makes it)",
+                )
+            return dataclasses.replace(self, notes=notes)
+        steps = math.ceil(self.tokens / self.tokens_per_step)
+        changes: dict[str, Any] = {"max_iters": steps}
+        if not self.is_set("lr_decay_iters"):
+            changes["lr_decay_iters"] = max(steps, 1)
+        decay = changes.get("lr_decay_iters", self.lr_decay_iters)
+        if not self.is_set("warmup_iters"):
+            changes["warmup_iters"] = min(self.warmup_iters, decay // 10)
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleConfig(Config):
+    """Drawing text from a run or a pretrained model, as nanoGPT's sample.py."""
+
+    # fmt: off
+    init_from: str = knob("str", "resume", "resume (the run in out_dir), gpt2[-medium|-large|-xl], or a folder or ckpt.pt", group="model")
+    out_dir: str = knob("str", "out", "folder of the run", group="model")
+    step: int | None = knob("int", None, "which checkpoint; auto: the newest (the best when always_save_checkpoint=False)", group="model", low=0)
+    start: str = knob("str", "\n", "prompt, or FILE:path to read it from a file", group="sampling")
+    num_samples: int = knob("int", 10, "samples to draw", group="sampling", low=1, high=100_000)
+    max_new_tokens: int = knob("int", 500, "tokens in each", group="sampling", low=1, high=10_000_000)
+    temperature: float = knob("float", 0.8, "1 as learned, below 1 more careful, 0 always the likeliest", group="sampling", low=0.0, high=100.0)
+    top_k: int | None = knob("int", 200, "draw from the k likeliest tokens only; auto or 0: from all", group="sampling", low=0)
+    top_p: float = knob("float", 1.0, "draw from the likeliest tokens that together reach this probability", group="sampling", low=0.0, high=1.0)
+    seed: int = knob("int", 1337, "seed; sample k depends only on seed and k", group="sampling", low=0, high=2**31 - 1)
+    device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="system")
+    dtype: str | None = knob("str", None, "float32, bfloat16 or float16; auto: bfloat16 where the card has it", group="system", choices=("float32", "bfloat16", "float16"))
+    compile: bool = knob("bool", False, "accepted for nanoGPT's sake; cached decoding needs no compilation", group="system")
+    # fmt: on
+
+    def check(self) -> None:
+        _check_init_from(self.init_from)
+        if self.init_from in ("auto", "scratch"):
+            raise UserError(
+                f"there is nothing to sample from in init_from='{self.init_from}'",
+                hint="--init_from=resume with --out_dir=FOLDER, or --init_from=gpt2",
+            )
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def knobs(cls: type[Config]) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(cls) if "kind" in f.metadata]
+
+
+def load_config(cls: type[C], arguments: Sequence[str], also_known: frozenset[str] = frozenset()) -> C:
+    """Read config files and `--name=value` arguments, later ones overriding earlier ones.
+
+    Names in `also_known` (another command's knobs) may stand in a *file* and are passed over: one
+    config file serves train and sample.
+    """
+    fields = {f.name: f for f in knobs(cls)}
+    defaults: dict[str, Any] = {name: f.default for name, f in fields.items()}
+    values: dict[str, Value] = {}
+    origins: dict[str, str] = {}
+    notes: list[str] = []
+
+    def set_value(assignment: Assignment, from_text: bool) -> None:
+        field = _known_field(assignment, fields)
+        values[field.name] = _typed(field, assignment, from_text)
+        origins[field.name] = assignment.origin
+
+    # `--no-compile` reads naturally for booleans.
+    negated = {f"no_{n}": n for n, f in fields.items() if f.metadata["kind"] == "bool"}
+    for argument in split_arguments(
+        arguments, lambda n: n in fields and fields[n].metadata["kind"] != "bool"
+    ):
+        if argument.name == "":
+            parsed = read_config_file(
+                str(argument.value), {**defaults, **dict.fromkeys(also_known), **values}
+            )
+            notes += parsed.notes
+            for assignment in parsed.assignments:
+                if assignment.name in fields or assignment.name not in also_known:
+                    set_value(assignment, from_text=False)
+        elif argument.name in negated and argument.value is None:
+            set_value(Assignment(negated[argument.name], False, "command line"), from_text=False)
+        else:
+            set_value(_argument_assignment(argument, fields), from_text=True)
+    config = cls(**values, origins=origins, notes=tuple(notes)).resolved()
+    config.check()
+    return config
+
+
+def from_values(cls: type[C], values: Mapping[str, Any], origins: Mapping[str, str]) -> C:
+    """Rebuild a config saved in a run; knobs this version does not know are left out."""
+    names = {f.name for f in knobs(cls)}
+    return cls(**{k: v for k, v in values.items() if k in names}, origins=dict(origins))
+
+
+def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Field[Any]]) -> Assignment:
+    if argument.value is not None:
+        return Assignment(argument.name, argument.value, "command line")
+    if argument.name in fields and fields[argument.name].metadata["kind"] != "bool":
+        raise UserError(f"--{argument.name} needs a value", hint=f"--{argument.name}=VALUE")
+    return Assignment(argument.name, True, "command line")
+
+
+def _known_field(
+    assignment: Assignment, fields: Mapping[str, dataclasses.Field[Any]]
+) -> dataclasses.Field[Any]:
+    if assignment.name in fields:
+        return fields[assignment.name]
+    near = difflib.get_close_matches(assignment.name, fields, n=2, cutoff=0.6)
+    raise UserError(
+        f"there is no knob called '{assignment.name}' ({assignment.origin})",
+        hint=f"did you mean {' or '.join(near)}?" if near else "`onecard train --help` lists them all",
+    )
+
+
+def _typed(field: dataclasses.Field[Any], assignment: Assignment, from_text: bool) -> Value:
+    """The value in the knob's own type and range, or a UserError that says what it takes."""
+    kind, raw = field.metadata["kind"], assignment.value
+    value: Value = raw
+    if from_text and isinstance(raw, str):
+        literal = parse_argument_text(raw)
+        value = literal if kind != "str" or isinstance(literal, str) else raw
+    if field.default is None and (value is None or value == "auto"):
+        return None
+    converted = _convert(kind, value)
+    if converted is None:
+        article = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text",
+                   "tokens": "a number of tokens such as 3.2B, 100M or 5_000_000"}[kind]  # fmt: skip
+        raise UserError(f"{field.name} takes {article}, not {_short(raw)} ({assignment.origin})")
+    _check_range(field, converted, assignment)
+    return converted
+
+
+def _convert(kind: str, value: Value) -> Value:
+    """None when the value cannot be read as this kind."""
+    if kind == "bool":
+        if isinstance(value, str):
+            word = value.strip().lower()
+            return True if word in TRUE_WORDS else False if word in FALSE_WORDS else None
+        return bool(value) if value in (0, 1) else None
+    if kind == "str":
+        return value if isinstance(value, str) else None
+    if kind == "tokens" and isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMbBtT])\s*", value)
+        return (
+            round(float(match[1]) * {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match[2].lower()])
+            if match
+            else None
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    if kind == "float":
+        return float(value)
+    return int(value) if value == int(value) else None
+
+
+def _check_range(field: dataclasses.Field[Any], value: Value, assignment: Assignment) -> None:
+    low, high, choices = field.metadata["low"], field.metadata["high"], field.metadata["choices"]
+    if choices and value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        raise UserError(
+            f"{field.name} cannot be {_short(value)} ({assignment.origin})",
+            f"it is one of: {', '.join(choices)}" + (", auto" if field.default is None else ""),
+            f"did you mean {near[0]}?" if near else "",
+        )
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if low is not None and value < low:
+        raise UserError(f"{field.name} cannot be {value:g} ({assignment.origin})", f"the least is {low:g}")
+    if high is not None and value > high:
+        raise UserError(f"{field.name} cannot be {value:g} ({assignment.origin})", f"the most is {high:g}")
+
+
+def _check_init_from(init_from: str) -> None:
+    if (
+        init_from in ("auto", "scratch", "resume", *GPT2_NAMES)
+        or "/" in init_from
+        or init_from.endswith(".pt")
+    ):
+        return
+    near = difflib.get_close_matches(init_from, ("auto", "scratch", "resume", *GPT2_NAMES), n=1)
+    raise UserError(
+        f"init_from cannot be {_short(init_from)}",
+        f"it is auto, scratch, resume, one of {', '.join(GPT2_NAMES)}, or a path with a slash in it",
+        f"did you mean {near[0]}?" if near else f"for a folder here: --init_from=./{init_from}",
+    )
+
+
+def _short(value: Value) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _nearest(start: int, works: Any) -> int:
+    """The closest whole number to `start` (the smaller one of a tie) for which works(n)."""
+    distance = 0
+    while True:
+        for candidate in (start - distance, start + distance):
+            if candidate >= 1 and works(candidate):
+                return candidate
+        distance += 1
+
+
+def describe_knobs(cls: type[Config]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """(group, [(name, default, help)]) for --help."""
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for f in knobs(cls):
+        default = "auto" if f.default is None else repr(f.default)
+        groups.setdefault(f.metadata["group"], []).append((f.name, default, f.metadata["help"]))
+    return list(groups.items())

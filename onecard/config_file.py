@@ -1,0 +1,287 @@
+"""Read `name = value` files and `--name=value` arguments without executing anything.
+
+nanoGPT's configs are Python files that it exec()s. Here they are parsed with `ast` and only what a
+config needs is understood: literals, arithmetic on them, names assigned earlier, string
+concatenation. Imports are skipped with a note; any other call or statement is a clear error. What
+comes out is a list of Assignment; which names exist and what type they have is config.py's business.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import operator
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onecard.errors import UserError
+
+MAX_FILE_BYTES = 1_000_000  # a config is a page of text; a data file given by mistake is not parsed
+MAX_INTEGER = 10**18
+MAX_STRING = 10_000
+
+Value = int | float | str | bool | None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    name: str
+    value: Value
+    origin: str  # "config/x.py:12" or "command line"
+
+
+@dataclass
+class ParsedFile:
+    assignments: list[Assignment] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_config_file(path: str | Path, known_defaults: Mapping[str, Any]) -> ParsedFile:
+    """Parse one config file. `known_defaults` lets a file refer to a knob it has not set itself."""
+    text = _read_text(Path(path))
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        raise UserError(
+            f"{path} is not a config file onecard can read",
+            f"{f'line {line}: ' if line else ''}{getattr(error, 'msg', None) or error}",
+            "a config is lines of `name = value`, as in nanoGPT",
+        ) from None
+    return _FileReader(str(path), text, known_defaults).read(tree)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if path.is_dir():
+            raise UserError(
+                f"{path} is a folder, not a config file", hint=f"name a file in it: {path}/NAME.py"
+            )
+        if size > MAX_FILE_BYTES:
+            raise UserError(
+                f"{path} is too large for a config file",
+                f"it has {size:,} bytes; configs end at {MAX_FILE_BYTES:,}, nothing of it was read",
+                "did you mean to give a data file to `onecard prepare`?",
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        folder = path.parent
+        names = [str(p) for p in folder.glob("*.py")] if folder.is_dir() else []
+        near = difflib.get_close_matches(str(path), names, n=3, cutoff=0.5)
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else "give the path of a file of `name = value` lines"
+        )
+        raise UserError(f"there is no config file {path}", hint=hint) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text", f"byte {error.start} is not valid UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read", str(error.strerror or error)) from None
+
+
+class _FileReader:
+    def __init__(self, path: str, text: str, known_defaults: Mapping[str, Any]) -> None:
+        self.path = path
+        self.lines = text.splitlines()
+        self.known_defaults = known_defaults
+        self.values: dict[str, Value] = {}
+        self.parsed = ParsedFile()
+
+    def read(self, tree: ast.Module) -> ParsedFile:
+        for statement in tree.body:
+            self._statement(statement)
+        # A name nobody knows is a helper if the file uses it further on, and a misspelling if not.
+        used = {
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
+        self.parsed.assignments = [
+            a
+            for a in self.parsed.assignments
+            if a.name in self.known_defaults or not (a.name in used or a.name.startswith("_"))
+        ]
+        return self.parsed
+
+    def _statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                self.parsed.notes.append(
+                    f"{self.path}:{node.lineno}: import ignored (configs are read, not run)"
+                )
+            case ast.Assign(targets=targets, value=value) if all(isinstance(t, ast.Name) for t in targets):
+                for target in targets:
+                    assert isinstance(target, ast.Name)
+                    self._assign(target.id, value, node.lineno)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                self._assign(name, value, node.lineno)
+            case ast.Expr(value=ast.Constant()) | ast.Pass():
+                pass  # a docstring
+            case ast.Expr(value=ast.Call()):
+                raise self._error(node, "a call is not understood in a config", _CALL_HINT)
+            case _:
+                raise self._error(
+                    node,
+                    "only `name = value` lines are understood in a config",
+                    "configs are read, not executed: write the value out, or give it on the command line",
+                )
+
+    def _assign(self, name: str, node: ast.expr, line: int) -> None:
+        try:
+            value = evaluate(node, self._lookup)
+        except _CannotEvaluateError as problem:
+            raise self._error(problem.node, problem.what, problem.hint) from None
+        self.values[name] = value
+        self.parsed.assignments.append(Assignment(name, value, f"{self.path}:{line}"))
+
+    def _lookup(self, name: str) -> Value:
+        if name in self.values:
+            return self.values[name]
+        return self.known_defaults[name]
+
+    def _error(self, node: ast.AST, what: str, hint: str) -> UserError:
+        line = getattr(node, "lineno", 1)
+        source = self.lines[line - 1].strip() if line <= len(self.lines) else ""
+        return UserError(f"{self.path}:{line}: {what}", source[:200], hint)
+
+
+_CALL_HINT = "configs are read, not executed: write the value out, or give it on the command line"
+
+
+class _CannotEvaluateError(Exception):
+    def __init__(self, node: ast.AST, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.node, self.what, self.hint = node, what, hint
+
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+}
+
+
+def evaluate(node: ast.expr, lookup: Callable[[str], Value]) -> Value:
+    """The value of a literal expression; every result is bounded, so no input can exhaust memory."""
+    match node:
+        case ast.Constant(value=value) if value is None or isinstance(value, bool | int | float | str):
+            return _bounded(node, value)
+        case ast.Name(id=name):
+            try:
+                return lookup(name)
+            except KeyError:
+                raise _CannotEvaluateError(node, f"the name '{name}' has no value here") from None
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+            inner = evaluate(operand, lookup)
+            if isinstance(inner, str) or inner is None:
+                raise _CannotEvaluateError(node, f"no arithmetic on {inner!r}")
+            return _bounded(node, _UNARY[type(op)](inner))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _binary(node, op, evaluate(left, lookup), evaluate(right, lookup))
+        case ast.Call() if ast.unparse(node) == "str(time.time())":
+            # The one call in nanoGPT's own configs: it makes a run name unique.
+            return str(time.time())
+        case ast.Call():
+            raise _CannotEvaluateError(node, "a call is not understood in a config", _CALL_HINT)
+        case _:
+            raise _CannotEvaluateError(
+                node, "this value is not understood in a config", "use a number, a string, True or False"
+            )
+
+
+def _binary(node: ast.BinOp, op: ast.operator, left: Value, right: Value) -> Value:
+    if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Add):
+        return _bounded(node, left + right)
+    if not isinstance(left, int | float) or not isinstance(right, int | float):
+        raise _CannotEvaluateError(node, f"no arithmetic on {left!r} and {right!r}")
+    if isinstance(op, ast.Pow) and (abs(right) > 64 or abs(left) > 10**6):
+        raise _CannotEvaluateError(node, "this power is too large for a config")
+    try:
+        result = _BINARY[type(op)](left, right)
+    except (ArithmeticError, ValueError) as error:
+        raise _CannotEvaluateError(node, f"this cannot be computed: {error}") from None
+    if not isinstance(result, int | float):
+        raise _CannotEvaluateError(node, "this does not give a real number")
+    return _bounded(node, result)
+
+
+def _bounded(node: ast.AST, value: Value) -> Value:
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        raise _CannotEvaluateError(node, f"this number is larger than {MAX_INTEGER:.0e}")
+    if isinstance(value, str) and len(value) > MAX_STRING:
+        raise _CannotEvaluateError(node, f"this text is longer than {MAX_STRING:,} characters")
+    return value
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One `--name=value`; value None means the bare flag `--name`. A config file has name ''."""
+
+    name: str
+    value: str | None
+
+
+def split_arguments(arguments: Iterable[str], takes_value: Callable[[str], bool]) -> list[Argument]:
+    """`--name=value`, `--name value`, bare `--flag`, and config files, in the order given.
+
+    `takes_value(name)` tells whether a following word belongs to the flag: `--compile config/x.py`
+    must not swallow the file, `--batch-size 8` must swallow the 8.
+    """
+    pending = list(arguments)
+    result: list[Argument] = []
+    while pending:
+        word = pending.pop(0)
+        if not word.startswith("-") or word == "-":
+            result.append(Argument("", word))
+            continue
+        name, separator, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if separator:
+            result.append(Argument(name, value))
+        elif pending and _belongs_to_flag(pending[0], takes_value(name)):
+            result.append(Argument(name, pending.pop(0)))
+        else:
+            result.append(Argument(name, None))
+    return result
+
+
+def _belongs_to_flag(word: str, takes_value: bool) -> bool:
+    if word.lower() in TRUE_WORDS | FALSE_WORDS:
+        return True
+    if not takes_value:
+        return False
+    return not word.startswith("--")
+
+
+TRUE_WORDS = frozenset({"true", "yes", "on"})
+FALSE_WORDS = frozenset({"false", "no", "off"})
+
+
+def parse_argument_text(text: str) -> Value:
+    """What a person typed after `=`: a literal or arithmetic if it is one, else the text itself."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        return evaluate(tree.body, _no_names)
+    except (_CannotEvaluateError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return text
+
+
+def _no_names(name: str) -> Value:
+    raise KeyError(name)

@@ -1,0 +1,396 @@
+"""nanoGPT's `ckpt.pt`, in and out: weights, Adam's moments and where the run stood.
+
+A checkpoint of nanoGPT is a pickle, and a pickle may run any program. It is read here through
+PyTorch's restricted unpickler, which knows tensors and plain values only, so a file from a stranger
+can be wrong but not harmful. What came off the file is then checked against what `model_args` promise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import re
+import secrets
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onecard.errors import UserError
+from onecard.model.gpt2 import GPT2
+from onecard.shapes import GPT2Shape
+
+HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
+
+# nanoGPT starts from this "best loss" before it has evaluated anything.
+_NO_LOSS_YET = 1e9
+
+_SIZES = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")
+
+
+@dataclass
+class NanoGPTCheckpoint:
+    """What a nanoGPT run leaves behind. Tensors that were read lie in the file's mapped pages."""
+
+    shape: GPT2Shape
+    tensors: dict[str, Tensor]  # by name, without the tied head
+    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # exp_avg, exp_avg_sq by name
+    optimizer_step: int = 0
+    step: int = 0
+    best_val_loss: float | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def read_nanogpt_checkpoint(path: Path) -> NanoGPTCheckpoint:
+    saved = load_without_executing(path)
+    missing = [key for key in ("model_args", "model") if not isinstance(saved, dict) or key not in saved]
+    if missing:
+        raise UserError(
+            f"{path} is not a checkpoint of nanoGPT",
+            "it has no " + " and no ".join(f"'{key}'" for key in missing),
+            "give the ckpt.pt that nanoGPT's train.py wrote into its out_dir",
+        )
+    found = {
+        _plain_name(name): tensor
+        for name, tensor in named_tensors(saved["model"], path).items()
+        if not is_mask_buffer(name)
+    }
+    shape = _shape_of(saved["model_args"], n_tensors=len(found), where=path)
+    shapes = parameter_shapes(shape)
+    head = found.pop(HEAD, None)
+    tensors = checked_tensors(found, shapes, path)
+    if head is not None and not same_values(head, tensors[EMBEDDING]):
+        raise UserError(
+            f"{path} has an output head of its own",
+            f"'{HEAD}' differs from '{EMBEDDING}'; onecard's GPT-2 uses one tensor for both, "
+            "as nanoGPT has since January 2023",
+        )
+    moments, optimizer_step, sorted_layout = _moments_of(saved.get("optimizer"), shapes, path)
+    if sorted_layout:  # so it is from before 6 May 2023, when GELU was still computed by tanh
+        shape = replace(shape, gelu_tanh=True)
+    own_mark = saved.get("onecard")
+    if isinstance(own_mark, dict) and isinstance(own_mark.get("gelu_tanh"), bool):
+        shape = replace(shape, gelu_tanh=own_mark["gelu_tanh"])
+    best = _number(saved.get("best_val_loss"))
+    config = saved.get("config")
+    return NanoGPTCheckpoint(
+        shape=shape,
+        tensors=tensors,
+        moments=moments,
+        optimizer_step=optimizer_step,
+        step=int(_number(saved.get("iter_num")) or 0),
+        best_val_loss=None if best is None or best >= _NO_LOSS_YET else best,
+        config=_plain_values(config) if isinstance(config, dict) else {},
+    )
+
+
+def write_nanogpt_checkpoint(path: Path, checkpoint: NanoGPTCheckpoint) -> None:
+    """Write a `ckpt.pt` from which nanoGPT resumes, in one go: an interrupted write leaves the old file.
+
+    The learning rate, betas and weight decay of the saved optimizer come from `checkpoint.config`,
+    or are nanoGPT's defaults. nanoGPT always computes GELU exactly: a model with gelu_tanh goes on
+    there with slightly other numbers (as OpenAI's weights do), and comes back here unchanged.
+    """
+    shapes = parameter_shapes(checkpoint.shape)
+    assert set(checkpoint.tensors) == set(shapes)
+    assert not checkpoint.moments or set(checkpoint.moments) == set(shapes)
+    weights = {name: _compact(checkpoint.tensors[name]) for name in shapes}
+    shape = checkpoint.shape.to_json()
+    gelu_tanh = shape.pop("gelu_tanh")
+    saved = {
+        "model": {**weights, HEAD: weights[EMBEDDING]},
+        "optimizer": _adamw_state_dict(checkpoint, shapes),
+        "model_args": {**shape, "dropout": float(checkpoint.config.get("dropout", 0.0))},
+        "iter_num": checkpoint.step,
+        "best_val_loss": _NO_LOSS_YET if checkpoint.best_val_loss is None else checkpoint.best_val_loss,
+        "config": _plain_values(checkpoint.config),
+        "onecard": {"gelu_tanh": gelu_tanh},  # nanoGPT reads only the keys it knows
+    }
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        torch.save(saved, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# Shared with the other readers, down to sync_folder.
+
+
+def load_without_executing(path: Path) -> Any:
+    """What torch.save wrote, if it is tensors and plain values; never runs what a pickle asks for."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    start = first_bytes(path)
+    zipped = start.startswith(b"PK")
+    if zipped and not zipfile.is_zipfile(path):
+        # A zip archive keeps its table of contents at the end.
+        raise UserError(
+            f"{path} is incomplete",
+            "the end of the file is missing: the copy or the program that wrote it was interrupted",
+            "copy it again, or go back to an older checkpoint",
+        )
+    if not zipped and not start.startswith(b"\x80"):
+        raise UserError(f"{path} is not a checkpoint", "it does not begin like a file that torch.save wrote")
+    try:
+        # The format before PyTorch 1.6 (OpenAI's first uploads) is not a zip and cannot be mapped.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        asks_for = f"it asks for '{wanted[1]}'" if wanted else "it asks for something else, or is damaged"
+        raise UserError(
+            f"{path} holds more than tensors and plain values, and was not loaded",
+            f"{asks_for}; unpickling that could run any program, so onecard does not",
+            "if you trust its author, load it where it was made, replace everything in it that is not a\n"
+            "tensor, number, string, list or dict, and torch.save it again",
+        ) from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise UserError(f"{path} cannot be read", f"the file is damaged: {first_line(error)}") from error
+
+
+def parameter_shapes(shape: GPT2Shape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in the order of named_parameters(), which nanoGPT's model shares with ours."""
+    with torch.device("meta"):
+        model = GPT2(shape)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def named_tensors(value: object, where: Path) -> dict[str, Tensor]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where} holds no model", f"expected tensors by name, found {type(value).__name__}")
+    for name, tensor in value.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise UserError(f"{name!r} in {where} is not a tensor", f"it is of type {type(tensor).__name__}")
+    return dict(value)
+
+
+def is_mask_buffer(name: str) -> bool:
+    """Causal masks that older versions stored beside the weights (`c_attn.bias` is not one)."""
+    return name.endswith((".attn.bias", ".attn.masked_bias"))
+
+
+def checked_tensors(
+    found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: Path
+) -> dict[str, Tensor]:
+    """The expected tensors in the expected order, as fp32; anything missing, left over or odd is named."""
+    for name in expected:
+        if name not in found:
+            raise UserError(f"{where} lacks the tensor '{name}'", "its settings promise it")
+    for name, tensor in found.items():
+        if name not in expected:
+            raise UserError(
+                f"{where} holds the tensor '{name}', which this model does not have",
+                "the weights and the settings beside them do not belong together, "
+                "or it is a variant that onecard does not know",
+            )
+        if tuple(tensor.shape) != expected[name]:
+            raise UserError(
+                f"the tensor '{name}' in {where} has the wrong shape",
+                f"it is {_times(tensor.shape)}; the settings beside it promise {_times(expected[name])}",
+            )
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.is_meta:
+            raise UserError(
+                f"the tensor '{name}' in {where} does not hold plain floating-point numbers",
+                f"it is a tensor of type {tensor.dtype} and layout {tensor.layout}",
+                "use the weights before quantization",
+            )
+    return {name: found[name].detach().to(torch.float32) for name in expected}
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    # Tied tensors share storage: nothing to compare, and NaNs do not count as a difference.
+    tied = one.shape == other.shape and one.dtype == other.dtype and one.data_ptr() == other.data_ptr()
+    return tied or torch.equal(one.to(torch.float32), other)
+
+
+def sizes_in(settings: dict[str, Any], names: Iterable[str], n_tensors: int, where: Path) -> dict[str, int]:
+    """The named sizes of a model by name, if a model with that many tensors can have them."""
+
+    def wrong(why: str) -> UserError:
+        return UserError(f"the model settings in {where} are incomplete or wrong", why)
+
+    sizes: dict[str, int] = {}
+    for name in names:
+        value = sizes[name] = settings.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise wrong(f"{name} is {value!r}" if name in settings else f"{name} is missing")
+    if sizes["n_embd"] % sizes["n_head"]:
+        raise wrong(f"n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}")
+    if sizes["n_layer"] > n_tensors:  # before a model of that many layers is laid out
+        raise wrong(f"n_layer is {sizes['n_layer']}, but there are only {n_tensors} tensors")
+    return sizes
+
+
+def first_bytes(path: Path) -> bytes:
+    """How the file begins; one that Git LFS has yet to fetch is refused."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(32)
+    except OSError as error:
+        raise UserError(f"cannot read {path}", error.strerror or str(error)) from error
+    if start.startswith(b"version https://git-lfs"):
+        raise UserError(
+            f"{path} is only a pointer to the real file",
+            "it was cloned without Git LFS",
+            f"git -C {path.parent} lfs pull",
+        )
+    return start
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A path beside the target to write to; it takes the target's place when all went well."""
+    target = target.resolve()
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield unfinished
+            unfinished.replace(target)
+        except BaseException:
+            if unfinished.is_dir():
+                shutil.rmtree(unfinished, ignore_errors=True)
+            else:
+                unfinished.unlink(missing_ok=True)
+            raise
+        sync_folder(target.parent)
+    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
+        raise UserError(f"cannot write {target}", first_line(error)) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut, where the system can (Windows and some file systems cannot)."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _plain_name(name: str) -> str:
+    """Without what torch.compile (anywhere in the name) and DDP (in front) put there."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def _shape_of(model_args: object, n_tensors: int, where: Path) -> GPT2Shape:
+    if not isinstance(model_args, dict):
+        raise UserError(f"{where} is not a checkpoint of nanoGPT", "its 'model_args' are not a dictionary")
+    sizes = sizes_in(model_args, _SIZES, n_tensors, where)
+    # The activation is not recorded. nanoGPT computed GELU by tanh until 17 May 2023, and 'bias' is
+    # recorded since 27 January of that year.
+    return GPT2Shape(**sizes, bias=bool(model_args.get("bias", True)), gelu_tanh="bias" not in model_args)
+
+
+def _groups(shapes: Mapping[str, tuple[int, ...]], sorted_layout: bool) -> tuple[list[str], list[str]]:
+    """The parameters in AdamW's two groups, decayed and not, in the order of their numbers."""
+    if sorted_layout:  # until May 2023: embeddings not decayed, names in alphabetical order
+        decayed = sorted(
+            n for n, s in shapes.items() if len(s) >= 2 and not n.endswith(("wte.weight", "wpe.weight"))
+        )
+        return decayed, sorted(set(shapes) - set(decayed))
+    return [n for n, s in shapes.items() if len(s) >= 2], [n for n, s in shapes.items() if len(s) < 2]
+
+
+def _moments_of(
+    optimizer: Any, shapes: Mapping[str, tuple[int, ...]], where: Path
+) -> tuple[dict[str, tuple[Tensor, Tensor]], int, bool]:
+    """Adam's moments by name, its step, and whether the groups are those from before May 2023."""
+    if optimizer is None:
+        return {}, 0, False
+
+    def not_nanogpts(why: str) -> UserError:
+        return UserError(
+            f"the optimizer state in {where} is not that of nanoGPT's AdamW",
+            why,
+            "to go on with the weights alone, delete the entry 'optimizer' from the checkpoint",
+        )
+
+    try:
+        groups, state = optimizer["param_groups"], optimizer["state"]
+        ids = [list(group["params"]) for group in groups]
+        state = dict(state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise not_nanogpts("it does not look like the state of a torch.optim optimizer") from error
+    for sorted_layout in (False, True):
+        names = _groups(shapes, sorted_layout)
+        if list(map(len, ids)) == list(map(len, names)):
+            break
+    else:
+        raise not_nanogpts(f"its parameter groups have sizes {list(map(len, ids))}")
+    if not state:
+        return {}, 0, sorted_layout
+    first_moments, second_moments, steps = {}, {}, set()
+    for name, number in zip([*names[0], *names[1]], [*ids[0], *ids[1]], strict=True):
+        entry = state.get(number) if isinstance(number, int) else None
+        if not isinstance(entry, dict) or not {"step", "exp_avg", "exp_avg_sq"} <= set(entry):
+            raise not_nanogpts(f"'{name}' has no exp_avg, exp_avg_sq and step")
+        first_moments[name], second_moments[name] = entry["exp_avg"], entry["exp_avg_sq"]
+        steps.add(_number(entry["step"]))
+    first, second = (
+        checked_tensors(named_tensors(part, where), shapes, where) for part in (first_moments, second_moments)
+    )
+    if len(steps) != 1 or None in steps:
+        raise not_nanogpts("its parameters have not all made the same number of steps")
+    return {name: (first[name], second[name]) for name in shapes}, int(steps.pop() or 0), sorted_layout
+
+
+def _adamw_state_dict(checkpoint: NanoGPTCheckpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    config, (decayed, undecayed) = checkpoint.config, _groups(shapes, sorted_layout=False)
+    decay = float(config.get("weight_decay", 0.1))
+    # An optimizer that owns no memory, for the fields which this version of PyTorch gives its groups.
+    parameters = {name: torch.nn.Parameter(torch.empty(size, device="meta")) for name, size in shapes.items()}
+    saved = torch.optim.AdamW(
+        [
+            {"params": [parameters[n] for n in decayed], "weight_decay": decay},
+            {"params": [parameters[n] for n in undecayed], "weight_decay": 0.0},
+        ],
+        lr=float(config.get("learning_rate", 6e-4)),
+        betas=(float(config.get("beta1", 0.9)), float(config.get("beta2", 0.95))),
+    ).state_dict()
+    if "cuda" in str(config.get("device", "")):
+        # Loading a state takes over its groups' switches: without this nanoGPT would go on unfused.
+        for group in saved["param_groups"]:
+            group["fused"] = True
+    if checkpoint.moments:
+        # A step tensor each: AdamW counts in place, so a shared one would run ahead.
+        saved["state"] = {
+            number: {
+                "step": torch.tensor(float(checkpoint.optimizer_step)),
+                "exp_avg": _compact(checkpoint.moments[name][0]),
+                "exp_avg_sq": _compact(checkpoint.moments[name][1]),
+            }
+            for number, name in enumerate([*decayed, *undecayed])
+        }
+    return saved
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """fp32 on the CPU, in a storage of its own: torch.save writes all of a storage, even for a slice."""
+    plain = tensor.detach().to("cpu", torch.float32).contiguous()
+    return plain if plain.untyped_storage().nbytes() == plain.numel() * plain.itemsize else plain.clone()
+
+
+def _plain_values(config: Mapping[Any, Any]) -> dict[str, Any]:
+    plain = (bool, int, float, str, type(None))
+    return {key: value for key, value in config.items() if isinstance(key, str) and isinstance(value, plain)}
+
+
+def _number(value: object) -> float | None:
+    """nanoGPT's best loss is a tensor, and AdamW's step a number or a tensor, by version."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+        value = value.item()
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _times(size: tuple[int, ...]) -> str:
+    return " × ".join(map(str, size)) or "a single number"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

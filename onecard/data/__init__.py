@@ -1,0 +1,1 @@
+"""Text in, tokens on disk, batches out: the same sequences whatever the batch size."""

@@ -1,0 +1,294 @@
+"""Reading token files: nanoGPT's headerless bins and llm.c's shards, as they lie on disk.
+
+A `TokenFile` is one long row of tokens, however many files it is spread over. It is mapped, not
+loaded, and may grow while a run reads it (`refresh` looks again).
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from onecard.errors import UserError
+
+META_SCHEMA = 1
+SHARD_MAGIC = 20240520
+SHARD_VERSION = 1
+SHARD_HEADER_BYTES = 256 * 4
+
+# What is looked at before a run starts; the rest is checked batch by batch as it is read.
+SCAN_BYTES = 64 * 2**20
+_SCAN_WINDOW_BYTES = 2**20
+
+Split = Literal["train", "val"]
+
+
+class _Part:
+    """One mapped file and where its tokens begin."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], growing: bool = False) -> None:
+        self.path = path
+        try:
+            self._file: BinaryIO = path.open("rb")
+        except OSError as error:
+            raise UserError(f"cannot read {path}", str(error.strerror or error)) from error
+        n_bytes = os.fstat(self._file.fileno()).st_size
+        if growing:
+            # Whoever appends may be in the middle of a token.
+            n_bytes -= n_bytes % dtype.itemsize
+        if n_bytes == 0:
+            raise UserError(f"{path} is empty", hint="prepare the data again: onecard prepare PATH --force")
+        offset, count, dtype = _layout(path, self._file.read(12), n_bytes, dtype)
+        # A map of exactly what is there now: a file that grows is mapped anew by refresh().
+        self._map = mmap.mmap(self._file.fileno(), n_bytes, access=mmap.ACCESS_READ)
+        self._needed_bytes = offset + count * dtype.itemsize
+        self.tokens_N: NDArray[Any] = np.frombuffer(self._map, dtype, count, offset)
+
+    def check_not_truncated(self) -> None:
+        """Reading a map past the end of its file kills the process: look before every read."""
+        if os.fstat(self._file.fileno()).st_size < self._needed_bytes:
+            raise _changed(self.path)
+
+    def close(self) -> None:
+        self._file.close()
+        # The map itself goes with the last array that looks into it.
+
+
+def _layout(path: Path, head: bytes, n_bytes: int, dtype: np.dtype[Any]) -> tuple[int, int, np.dtype[Any]]:
+    """Offset, number and type of the tokens. The magic is no GPT-2 id, so bins cannot be mistaken for it."""
+    if n_bytes >= SHARD_HEADER_BYTES and int.from_bytes(head[:4], "little") == SHARD_MAGIC:
+        version, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
+        if version != SHARD_VERSION:
+            raise UserError(f"{path} is a token shard of version {version}; only version 1 is known")
+        if SHARD_HEADER_BYTES + 2 * count > n_bytes:
+            there = (n_bytes - SHARD_HEADER_BYTES) // 2
+            raise UserError(
+                f"{path} is cut short", f"its header promises {count:,} tokens, {there:,} are there"
+            )
+        return SHARD_HEADER_BYTES, count, np.dtype("<u2")
+    if n_bytes % dtype.itemsize:
+        raise UserError(
+            f"{path} is damaged or not a token file",
+            f"{n_bytes:,} bytes are not a whole number of {dtype.itemsize}-byte tokens ({dtype.name})",
+            "prepare the data again: onecard prepare PATH --force",
+        )
+    return 0, n_bytes // dtype.itemsize, dtype
+
+
+class TokenFile:
+    """A read-only row of token ids over one or several files."""
+
+    def __init__(self, paths: list[Path], dtype: np.dtype[Any], vocab_size: int | None = None) -> None:
+        self._dtype = dtype
+        self._vocab_size = vocab_size
+        self._map(paths)
+
+    @classmethod
+    def open(
+        cls, path: Path | str, dtype: str | np.dtype[Any] = "uint16", vocab_size: int | None = None
+    ) -> TokenFile:
+        """One file: nanoGPT's format in the given dtype, or a shard with llm.c's header."""
+        return cls([Path(path)], np.dtype(dtype).newbyteorder("<"), vocab_size)
+
+    def _map(self, paths: list[Path], growing: bool = False) -> None:
+        self._parts = [_Part(path, self._dtype, growing) for path in paths]
+        self._ends = list(np.cumsum([len(part.tokens_N) for part in self._parts], dtype=np.int64).tolist())
+
+    @property
+    def path(self) -> Path:
+        return self._parts[0].path
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def refresh(self) -> int:
+        """Look again, so that what was appended or renamed into place is seen. The new length."""
+        present = [part.path for part in self._parts if part.path.exists()]
+        # A file removed under the run stays readable through its map; keep what we have.
+        if len(present) == len(self._parts):
+            old = self._parts
+            self._map([*present, *_later_shards(present[-1])], growing=True)
+            for part in old:
+                part.close()
+        return len(self)
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        row_L: NDArray[np.int64] = self.gather([start], stop - start)[0]
+        return row_L
+
+    def gather(self, positions: ArrayLike, length: int) -> NDArray[np.int64]:
+        """Rows of `length` tokens beginning at each position: [B, length]."""
+        position_B = np.asarray(positions, dtype=np.int64)
+        tokens_BL = np.empty((len(position_B), length), dtype=np.int64)
+        for part in self._parts:
+            part.check_not_truncated()
+        for row, position in enumerate(position_B.tolist()):
+            self._copy(position, tokens_BL[row])
+        if self._vocab_size is not None and tokens_BL.size and int(tokens_BL.max()) >= self._vocab_size:
+            row, column = np.argwhere(tokens_BL >= self._vocab_size)[0]
+            raise self._out_of_vocabulary(int(tokens_BL[row, column]), int(position_B[row] + column))
+        return tokens_BL
+
+    def _copy(self, start: int, into_L: NDArray[np.int64]) -> None:
+        """Copy from `start`, across file ends where need be."""
+        stop = start + len(into_L)
+        if start < 0 or stop > len(self):
+            raise IndexError(f"tokens {start}..{stop} of {len(self)}")
+        done = 0
+        number = bisect.bisect_right(self._ends, start)
+        while done < len(into_L):
+            part_start = self._ends[number - 1] if number else 0
+            piece = self._parts[number].tokens_N[start + done - part_start : stop - part_start]
+            into_L[done : done + len(piece)] = piece
+            done += len(piece)
+            number += 1
+
+    def check_ids(self, vocab_size: int, scan_bytes: int = SCAN_BYTES) -> None:
+        """Look for an id the model has no embedding for, in evenly spread windows of at most `scan_bytes`."""
+        self._vocab_size = vocab_size
+        before = 0
+        for part in self._parts:
+            tokens_N = part.tokens_N
+            if vocab_size <= np.iinfo(tokens_N.dtype).max:
+                share = max(1, scan_bytes * len(tokens_N) // max(1, len(self)))
+                for start, stop in _windows(len(tokens_N), tokens_N.dtype.itemsize, share):
+                    window_W = tokens_N[start:stop]
+                    if int(window_W.max()) >= vocab_size:
+                        at = int(np.argmax(window_W >= vocab_size))
+                        raise self._out_of_vocabulary(int(window_W[at]), before + start + at)
+            before += len(tokens_N)
+
+    def _out_of_vocabulary(self, token: int, position: int) -> UserError:
+        number = bisect.bisect_right(self._ends, position)
+        return UserError(
+            f"{self._parts[number].path} holds token id {token:,} at position {position:,}, "
+            f"but the model has {self._vocab_size:,} tokens",
+            "the data was written with another tokenizer, or with another number format",
+            f"--vocab_size={-(-(token + 1) // 64) * 64} or more, or prepare the data again",
+        )
+
+
+def _windows(n_tokens: int, itemsize: int, scan_bytes: int) -> list[tuple[int, int]]:
+    """Everything when it is small, else windows from the first token to the last, evenly spread."""
+    if n_tokens * itemsize <= scan_bytes:
+        width, count = _SCAN_WINDOW_BYTES // itemsize, -(-n_tokens * itemsize // _SCAN_WINDOW_BYTES)
+        return [(number * width, min(n_tokens, (number + 1) * width)) for number in range(count)]
+    width = min(_SCAN_WINDOW_BYTES, scan_bytes) // itemsize
+    count = max(2, scan_bytes // (width * itemsize))
+    starts = np.linspace(0, n_tokens - width, count).astype(np.int64).tolist()
+    return [(start, start + width) for start in starts]
+
+
+def _changed(path: Path) -> UserError:
+    return UserError(
+        f"{path} became shorter while a run was using it",
+        "the present epoch counts on tokens that are no longer there",
+        "restore the file, or start a new run on the changed data with another --out_dir",
+    )
+
+
+def changed_under_run(tokens: object, have: int, need: int) -> UserError:
+    """For a state that remembers more tokens than the data now has."""
+    path = getattr(tokens, "path", "the token file")
+    error = _changed(Path(path))
+    error.why = f"the present epoch covers {need:,} tokens, the file has {have:,}"
+    return error
+
+
+def read_meta(data_dir: Path) -> dict[str, Any] | None:
+    """What prepare wrote down about a dataset; None where there is no meta.json (nanoGPT's bins)."""
+    path = data_dir / "meta.json"
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}", str(error), "prepare the data again with --force") from error
+    if not isinstance(meta, dict) or not isinstance(meta.get("schema"), int):
+        raise UserError(f"{path} is not a onecard meta.json", "it names no schema version")
+    if meta["schema"] > META_SCHEMA:
+        raise UserError(
+            f"{path} has schema {meta['schema']}; this onecard knows {META_SCHEMA}",
+            hint="pip install --upgrade onecard",
+        )
+    return meta
+
+
+def datasets_in(root: Path) -> list[str]:
+    """Names of the prepared datasets under a data folder."""
+    if not root.is_dir():
+        return []
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _split_files(entry, "train"))
+
+
+def _split_files(data_dir: Path, split: Split) -> list[Path]:
+    """`train.bin`, or shards such as `fineweb_train_000001.bin` in order."""
+    single = data_dir / f"{split}.bin"
+    return [single] if single.exists() else sorted(data_dir.glob(f"*_{split}_*.bin"))
+
+
+def _later_shards(last: Path) -> list[Path]:
+    for split in ("train", "val"):
+        if f"_{split}_" in last.name:
+            siblings = sorted(last.parent.glob(f"*_{split}_*.bin"))
+            return [path for path in siblings if path.name > last.name]
+    return []
+
+
+def open_split(data_dir: Path | str, split: Split, block_size: int, vocab_size: int) -> TokenFile:
+    """The tokens of one split, checked for everything that would otherwise fail hours later."""
+    data_dir = Path(data_dir)
+    paths = _split_files(data_dir, split) if data_dir.is_dir() else []
+    if not paths:
+        raise _missing(data_dir, split)
+    meta = read_meta(data_dir)
+    dtype = str(meta.get("dtype", "uint16")) if meta else "uint16"
+    if dtype not in ("uint16", "uint32"):
+        raise UserError(f"{data_dir / 'meta.json'} says dtype {dtype!r}; known are uint16 and uint32")
+    tokens = TokenFile(paths, np.dtype(dtype).newbyteorder("<"))
+    _check_against_meta(tokens, meta, split)
+    if len(tokens) < block_size + 1:
+        largest = len(tokens) - 1
+        raise UserError(
+            f"{tokens.path} is too short for block_size {block_size}",
+            f"it has {len(tokens):,} tokens; one block needs {block_size + 1:,} (the last is only a target)",
+            f"--block_size={1 << (largest.bit_length() - 1)}, or prepare more text"
+            if largest >= 1
+            else "prepare more text",
+        )
+    tokens.check_ids(vocab_size)
+    return tokens
+
+
+def _check_against_meta(tokens: TokenFile, meta: dict[str, Any] | None, split: Split) -> None:
+    """A prepare killed between its renames leaves new bins beside an old meta.json; tell it apart."""
+    expected = ((meta or {}).get("splits") or {}).get(split, {}).get("tokens")
+    if expected is not None and expected != len(tokens):
+        raise UserError(
+            f"{tokens.path} does not belong to the meta.json beside it",
+            f"meta.json counts {expected:,} tokens, the file has {len(tokens):,}",
+            "prepare the data again with --force",
+        )
+
+
+def _missing(data_dir: Path, split: Split) -> UserError:
+    known = datasets_in(data_dir.parent)
+    name = data_dir.name
+    listing = f"datasets under {data_dir.parent}: {', '.join(known)}" if known else ""
+    command = (
+        f"onecard prepare {name}" if name == "stdlib" else f"onecard prepare FILES-OR-FOLDER --name {name}"
+    )
+    if not data_dir.is_dir():
+        what = f"there is no dataset {data_dir}"
+    elif split == "val" and _split_files(data_dir, "train"):
+        what = f"{data_dir} has training tokens but no val.bin"
+    else:
+        what = f"{data_dir} holds no {split}.bin"
+    return UserError(what, listing, command)

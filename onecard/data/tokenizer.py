@@ -1,0 +1,238 @@
+"""Text to token ids and back: GPT-2's BPE, bytes, or the characters of the text itself.
+
+A tokenizer describes itself in `facts()`, which is what meta.json and checkpoints keep; from these
+facts alone `from_facts` builds the same one again.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onecard.data.bins import read_meta
+from onecard.errors import UserError
+
+EOT_TEXT = "<|endoftext|>"
+NAMES = ("gpt2", "byte", "char")
+
+# nanoGPT's meta.pkl maps a few hundred characters; anything of this size is something else.
+_META_PKL_LIMIT = 16 * 2**20
+
+
+class Tokenizer(ABC):
+    """What every tokenizer can do. `n_vocab` counts ids that mean something, without any padding."""
+
+    name: ClassVar[str]
+    n_vocab: int
+    eot: int | None
+    hash: str
+
+    @abstractmethod
+    def encode_array(self, text: str) -> NDArray[np.uint32]:
+        """Ids of `text`; strings that look like special tokens are plain text."""
+
+    @abstractmethod
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """UTF-8 of the ids; one that means nothing (a padded vocabulary's) becomes a replacement mark."""
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.encode_array(text).tolist()
+        return ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """For prompts: `<|endoftext|>` stands for the end-of-text id, where there is one."""
+        if self.eot is None:
+            return self.encode(text)
+        first, *rest = text.split(EOT_TEXT)
+        ids = self.encode(first)
+        for part in rest:
+            ids += [self.eot, *self.encode(part)]
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids. Bytes that are no UTF-8 (half a character) show as the replacement mark."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def stream(self) -> StreamDecoder:
+        return StreamDecoder(self)
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": self.name, "hash": self.hash, "n_vocab": self.n_vocab, "eot": self.eot}
+
+
+class StreamDecoder:
+    """Text token by token: a character is given out when its last byte has come, never in halves."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(self._tokenizer.decode_bytes([token]))
+
+    def finish(self) -> str:
+        """What was still held back: a replacement mark if the last character never became whole."""
+        return self._decoder.decode(b"", final=True)
+
+
+def well_formed(text: str) -> str:
+    """Lone surrogates (from JSON escapes or odd file names) have no UTF-8; they become replacement marks."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+class ByteTokenizer(Tokenizer):
+    """Every byte of the UTF-8 text is a token; 256 ends a text."""
+
+    name = "byte"
+
+    def __init__(self) -> None:
+        self.n_vocab = 257
+        self.eot = 256
+        self.hash = hashlib.sha256(b"bytes 0..255, end of text 256").hexdigest()
+
+    def encode_array(self, text: str) -> NDArray[np.uint32]:
+        return np.frombuffer(well_formed(text).encode("utf-8"), np.uint8).astype(np.uint32)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join(self._bytes_of(token) for token in ids)
+
+    @staticmethod
+    def _bytes_of(token: int) -> bytes:
+        if token < 256:
+            return bytes((token,))
+        return (EOT_TEXT if token == 256 else "\ufffd").encode("utf-8")
+
+
+class CharTokenizer(Tokenizer):
+    """One id per character that occurs in the text, as in nanoGPT's shakespeare_char. No end-of-text."""
+
+    name = "char"
+
+    def __init__(self, characters: str) -> None:
+        """`characters` in the order of their ids."""
+        assert len(set(characters)) == len(characters), "a character twice"
+        self.characters = characters
+        self.n_vocab = len(characters)
+        self.eot = None
+        self.hash = hashlib.sha256(_utf32(characters)).hexdigest()
+        points_V = np.frombuffer(_utf32(characters), "<u4")
+        # A table over code points: encoding is one indexed read per character.
+        self._id_of_point = np.full(int(points_V.max(initial=0)) + 1, self.n_vocab, np.uint32)
+        self._id_of_point[points_V] = np.arange(self.n_vocab, dtype=np.uint32)
+        self._bytes = [character.encode("utf-8", "replace") for character in characters]
+
+    @classmethod
+    def of_text(cls, characters: Iterable[str]) -> CharTokenizer:
+        """Ids in code point order, as nanoGPT assigns them."""
+        return cls("".join(sorted(set(characters))))
+
+    def encode_array(self, text: str) -> NDArray[np.uint32]:
+        points_N = np.frombuffer(_utf32(text), "<u4")
+        inside_N = points_N < len(self._id_of_point)
+        ids_N = self._id_of_point[np.where(inside_N, points_N, 0)]
+        unknown_N = ~inside_N | (ids_N == self.n_vocab)
+        if unknown_N.any():
+            raise self._unknown(text[int(np.argmax(unknown_N))])
+        return ids_N
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join(self._bytes[token] if token < self.n_vocab else "\ufffd".encode() for token in ids)
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "characters": self.characters}
+
+    def _unknown(self, character: str) -> UserError:
+        sample = "".join(c for c in self.characters if c.isprintable())[:100]
+        return UserError(
+            f"the character {character!r} (U+{ord(character):04X}) is not in this model's vocabulary",
+            f"it was trained on text with {self.n_vocab} different characters: {sample}",
+            "use only those, or train with --tokenizer=byte, which can write anything",
+        )
+
+
+def _utf32(text: str) -> bytes:
+    return text.encode("utf-32-le", "surrogatepass")
+
+
+def make_tokenizer(name: str) -> Tokenizer:
+    """A tokenizer that does not depend on any text."""
+    if name == "gpt2":
+        from onecard.data.gpt2_bpe import gpt2_tokenizer
+
+        return gpt2_tokenizer()
+    if name == "byte":
+        return ByteTokenizer()
+    raise UserError(f"there is no tokenizer {name!r}", hint=f"one of: {', '.join(NAMES)}")
+
+
+def from_facts(facts: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that wrote these facts, or an error if it cannot be the same one."""
+    name = facts.get("name")
+    if name == "char":
+        characters = facts.get("characters")
+        if not isinstance(characters, str) or len(set(characters)) != len(characters):
+            raise UserError("the saved character vocabulary is damaged")
+        tokenizer: Tokenizer = CharTokenizer(characters)
+    else:
+        tokenizer = make_tokenizer(str(name))
+    if facts.get("hash") != tokenizer.hash:
+        raise UserError(
+            f"the data was written with another {name} tokenizer than this onecard's",
+            f"its hash is {facts.get('hash')}, ours {tokenizer.hash}",
+            "prepare the data again",
+        )
+    return tokenizer
+
+
+def load_tokenizer(data_dir: Path) -> Tokenizer | None:
+    """The tokenizer of a dataset; None where nothing says which (nanoGPT then means GPT-2)."""
+    meta = read_meta(data_dir)
+    if meta is not None:
+        facts = meta.get("tokenizer")
+        if not isinstance(facts, dict):
+            raise UserError(f"{data_dir / 'meta.json'} names no tokenizer", hint="prepare the data again")
+        return from_facts(facts)
+    path = data_dir / "meta.pkl"
+    return _from_meta_pkl(path) if path.is_file() else None
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Numbers, strings and containers only. Nothing can be looked up, so nothing can be run."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}, which plain data never does")
+
+
+def _from_meta_pkl(path: Path) -> CharTokenizer:
+    """nanoGPT's character table: {'stoi': {char: id}, 'itos': {id: char}}."""
+    if path.stat().st_size > _META_PKL_LIMIT:
+        raise UserError(f"{path} is too large for a character table ({path.stat().st_size:,} bytes)")
+    try:
+        with path.open("rb") as file:
+            meta = _PlainUnpickler(file).load()
+    # Damaged pickles raise nearly anything, from KeyError to MemoryError.
+    except Exception as error:
+        raise UserError(
+            f"{path} was not read",
+            f"it is damaged or unsafe: {error}",
+            "delete it if you do not know where it comes from, and prepare the data again",
+        ) from error
+    itos = meta.get("itos") if isinstance(meta, dict) else None
+    if not isinstance(itos, dict) or not all(type(key) is int for key in itos):
+        raise UserError(f"{path} has no character table", "expected 'stoi' and 'itos', as nanoGPT writes")
+    characters = [itos.get(number) for number in range(len(itos))]
+    if not all(isinstance(c, str) and len(c) == 1 for c in characters) or len(set(characters)) < len(itos):
+        raise UserError(f"{path} is not a table of characters", "ids must be 0, 1, 2 …, one character each")
+    return CharTokenizer("".join(str(character) for character in characters))

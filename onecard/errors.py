@@ -1,0 +1,45 @@
+"""The one kind of error a person may cause, and how it is shown.
+
+Everything a user can get wrong ends in a UserError: what happened, why, and a hint with the
+command that helps. Anything else that escapes is a bug in onecard and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+
+class UserError(Exception):
+    """A mistake or a circumstance outside onecard, told so that a person can act on it."""
+
+    def __init__(self, what: str, why: str = "", hint: str = "", *, exit_code: int = 2) -> None:
+        """exit_code 2: wrong use; 1: nothing was used wrongly, but the answer is no."""
+        super().__init__(what)
+        self.exit_code = exit_code
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Readable without colour: `error:` what, why indented under it, `hint:` last."""
+        lines = [f"error: {self.what}"]
+        if self.why:
+            lines += ["  " + line for line in self.why.splitlines()]
+        if self.hint:
+            first, *rest = self.hint.splitlines()
+            lines += [f"hint: {first}"] + ["      " + line for line in rest]
+        return "\n".join(lines)
+
+
+def missing_package(package: str, extra: str, needed_for: str) -> UserError:
+    """The base install is torch-free; say which extra brings the missing package."""
+    return UserError(
+        f"{needed_for} needs the package '{package}', which is not installed",
+        hint=f"pip install 'onecard[{extra}]'",
+    )
+
+
+def need_package(package: str, extra: str, needed_for: str) -> None:
+    """Raise missing_package unless the package can be imported; importing it is left to the caller."""
+    if find_spec(package) is None:
+        raise missing_package(package, extra, needed_for)

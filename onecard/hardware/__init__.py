@@ -1,0 +1,1 @@
+"""What a card can do, and what this machine has."""

@@ -1,0 +1,248 @@
+"""The cards onecard knows, and how a name finds one of them.
+
+A name is read as words, not as a substring: "RTX 4070" inside "RTX 4070 Ti Super" must not count.
+Brand words fall away, the remaining words have to be the same ones, and a memory size that is given
+has to be the card's. Two things may stay unsaid, the form factor (SXM, PCIe) and the memory size;
+where several cards differ only in these, the name is ambiguous and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache, lru_cache
+from importlib import resources
+from typing import Any
+
+from onecard.errors import UserError
+
+
+@dataclass(frozen=True)
+class Card:
+    """One row of gpus.toml. Rates are dense TFLOPS (int8: TOPS); None is "does not exist or not known"."""
+
+    name: str
+    memory_gb: float
+    compute_capability: tuple[int, int] | None = None
+    sm: int | None = None
+    boost_mhz: float | None = None
+    bandwidth_gbps: float | None = None
+    l2_mb: float | None = None
+    tdp_w: float | None = None
+    bf16: float | None = None
+    fp16acc: float | None = None
+    tf32: float | None = None
+    fp8: float | None = None
+    int8: float | None = None
+    fp32: float | None = None
+    note: str = ""
+    aliases: tuple[str, ...] = ()
+
+    def peak_tflops(self, dtype: str) -> float | None:
+        """The rate that training in `dtype` can reach at best, or None where the card cannot do it.
+
+        float16 is the fp32-accumulate rate, the same as bfloat16's. Cards older than bf16 (T4, V100) are
+        datacenter cards whose fp32-accumulate rate is not halved, so their fp16 figure stands.
+        float32 is the TF32 rate where the card has TF32, because the trainer allows TF32 matmuls.
+        """
+        if dtype == "bfloat16":
+            return self.bf16
+        if dtype == "float16":
+            return self.bf16 if self.bf16 is not None else self.fp16acc
+        if dtype == "float32":
+            return self.tf32 if self.tf32 is not None else self.fp32
+        raise ValueError(f"no peak rate is defined for dtype {dtype!r}")
+
+
+@cache
+def all_cards() -> tuple[Card, ...]:
+    """Every card in gpus.toml, in the file's order."""
+    text = resources.files(__package__).joinpath("gpus.toml").read_text(encoding="utf-8")
+    return tuple(_card_from_table(table) for table in tomllib.loads(text)["card"])
+
+
+def _card_from_table(table: dict[str, Any]) -> Card:
+    fields = dict(table)
+    if "compute_capability" in fields:
+        # A string in the file: as a number, 12.0 and a future 12.10 could not be told apart from 12 and 12.1.
+        major, minor = fields["compute_capability"].split(".")
+        fields["compute_capability"] = (int(major), int(minor))
+    fields["aliases"] = tuple(fields.get("aliases", ()))
+    return Card(**fields)
+
+
+# Words that say who made the card but not which card it is. "quadro" is missing on purpose: a Quadro RTX 6000
+# is another card than any other RTX 6000.
+_VENDOR_OF_WORD = {
+    "nvidia": "nvidia",
+    "geforce": "nvidia",
+    "rtx": "nvidia",
+    "gtx": "nvidia",
+    "tesla": "nvidia",
+    "amd": "amd",
+    "radeon": "amd",
+    "rx": "amd",
+}
+_FILLER_WORDS = frozenset({"gpu", "graphics", "card", "generation", "desktop", "corporation"})
+_SYNONYMS = {"mobile": "laptop", "notebook": "laptop"}
+_VARIANT_WORDS = frozenset({"ti", "super", "laptop", "ada", "xtx", "xt"})
+
+# "12GB", "12 GiB" and, standing alone, "12g". A10G is a card, not 10 GB.
+_MEMORY = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)[\s_-]*gi?b(?![^\W_])|(?<![\w.])(\d+)g(?!\w)")
+_TRADEMARK = re.compile(r"\((?:r|tm)\)|[®™]")
+# Runs of letters or of digits, so that "rtx4070", "RTX 4070" and "RTX-4070" read the same; a letter outside
+# ASCII is a word too and so makes a name unknown rather than being overlooked.
+_RUN = re.compile(r"sxm\d?|hbm\d?e?|[^\W\d_]+|\d+")
+_KNOWN_WORDS = sorted(
+    {*_VENDOR_OF_WORD, *_FILLER_WORDS, *_SYNONYMS, *_VARIANT_WORDS, "pcie"},
+    key=lambda word: (-len(word), word),
+)
+_GLUED_WORDS = re.compile("|".join([*_KNOWN_WORDS, "[a-z]$"]))
+
+
+@dataclass(frozen=True)
+class CardWords:
+    """What a name says, once spelling is taken out of it."""
+
+    words: tuple[str, ...]  # in order, brand words dropped: ("4070", "ti", "super"), ("h", "100")
+    form_factors: frozenset[str]
+    memory_gb: frozenset[float]
+    vendors: frozenset[str]
+
+    @property
+    def identity(self) -> tuple[tuple[str, ...], frozenset[str]]:
+        """What two names must share to mean one model: "Ti Super" is "Super Ti", but "S40L" is no L40S."""
+        model = tuple(word for word in self.words if word not in _VARIANT_WORDS)
+        return model, frozenset(self.words) & _VARIANT_WORDS
+
+
+@lru_cache(maxsize=1024)
+def read_words(text: str) -> CardWords:
+    """Take a card's name apart: "NVIDIA GeForce RTX4070Ti SUPER 16GB" is 4070 + ti + super, 16 GB."""
+    text = _TRADEMARK.sub(" ", text.lower())
+    memory = frozenset(float(number or alone) for number, alone in _MEMORY.findall(text))
+    words: list[str] = []
+    form_factors: set[str] = set()
+    vendors: set[str] = set()
+    for word in _split(_MEMORY.sub(" ", text)):
+        if word in _VENDOR_OF_WORD:
+            vendors.add(_VENDOR_OF_WORD[word])
+        elif word == "pcie" or word.startswith("sxm"):
+            form_factors.add(word)
+        elif word not in _FILLER_WORDS:
+            words.append(_SYNONYMS.get(word, word))
+    return CardWords(tuple(words), frozenset(form_factors), memory, frozenset(vendors))
+
+
+def _split(text: str) -> Iterable[str]:
+    for run in _RUN.findall(text):
+        # "tisuper" and "geforcertx" come apart only if known words cover them; one letter may be left over,
+        # the first of the model's own name ("RTXA6000").
+        parts = _GLUED_WORDS.findall(run)
+        yield from parts if "".join(parts) == run else [run]
+
+
+def match_card(text: str, memory_gib: float | None = None) -> Card | None:
+    """The one card this name means, or None where it means none of ours or more than one.
+
+    memory_gib is what the driver reports: it breaks ties, and it keeps a card that shares its name with
+    one of ours but has other memory (RTX 4060 Ti, 8 and 16 GB) from being taken for it.
+    """
+    candidates = _candidates(text, memory_gib)
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def find_card(text: str, memory_gib: float | None = None) -> Card:
+    """As match_card, but anything other than exactly one card is a UserError that names the near ones."""
+    candidates = _candidates(text, memory_gib)
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise UserError(
+            f"'{text}' could be more than one card",
+            why=f"it fits {_listed(candidates, 'and')}",
+            hint=f"say which, for example '{candidates[0].name}'",
+        )
+    raise _unknown_card(text, memory_gib)
+
+
+def _candidates(text: str, memory_gib: float | None) -> list[Card]:
+    said = read_words(text)
+    return [
+        card
+        for card in all_cards()
+        if any(_same_card(said, read_words(name), card) for name in (card.name, *card.aliases))
+        and _memory_fits(said, memory_gib, card)
+    ]
+
+
+def _same_card(said: CardWords, ours: CardWords, card: Card) -> bool:
+    return (
+        said.identity == ours.identity
+        and all(any(_same_form_factor(a, b) for b in ours.form_factors) for a in said.form_factors)
+        and said.vendors <= {_vendor(card)}
+    )
+
+
+def _same_form_factor(a: str, b: str) -> bool:
+    """SXM4 is an SXM, but SXM2 is not SXM3."""
+    return a.startswith(b) or b.startswith(a)
+
+
+def _vendor(card: Card) -> str:
+    return next(iter(read_words(card.name).vendors), "nvidia")
+
+
+def _memory_fits(said: CardWords, memory_gib: float | None, card: Card) -> bool:
+    """A size in the name is the one on the box; a reported one is up to 8% less (ECC, reserved memory).
+
+    The nearest pair of cards that share a name, 10 and 12 GB, is 17% apart.
+    """
+    if any(size != card.memory_gb for size in said.memory_gb):
+        return False
+    return memory_gib is None or 0.87 * card.memory_gb <= memory_gib <= 1.08 * card.memory_gb
+
+
+def _unknown_card(text: str, memory_gib: float | None) -> UserError:
+    said = read_words(text)
+    list_them_all = "onecard gpus   lists every known card"
+    if not said.words:
+        return UserError(f"'{text}' does not name a card", hint=list_them_all)
+    namesakes = [card for card in all_cards() if read_words(card.name).identity == said.identity]
+    near = namesakes + [card for card in _near(said) if card not in namesakes]
+    sizes = [f"{size:g} GB" for size in sorted(said.memory_gb)]
+    if memory_gib is not None:
+        sizes.append(f"{memory_gib:.1f} GiB")
+    why = ""
+    if namesakes and sizes and not any(_memory_fits(said, memory_gib, card) for card in namesakes):
+        why = f"onecard knows {_listed(namesakes, 'and')}; one with {sizes[-1]} is a different card"
+    elif namesakes:
+        why = f"onecard knows {_listed(namesakes, 'and')}; this is a different variant"
+    hint = f"did you mean {_listed(near[:4], 'or')}?\n" if near else ""
+    return UserError(f"no known card is called '{text}'", why, hint + list_them_all)
+
+
+def _near(said: CardWords) -> list[Card]:
+    """Cards with the same model number or, failing these, with a name a typo away; nearest first."""
+    spelled = "".join(said.words)
+    # Shorter numbers prove no kinship: A100, H100 and V100 are three families.
+    numbers = {word for word in said.words if word.isdigit() and len(word) >= 4}
+    likeness: dict[Card, float] = {}
+    relatives: set[Card] = set()
+    for card in all_cards():
+        theirs = read_words(card.name).words
+        likeness[card] = SequenceMatcher(None, spelled, "".join(theirs)).ratio()
+        if sorted(spelled) == sorted("".join(theirs)):
+            likeness[card] = 1.0  # two digits swapped: the commonest slip, which the ratio underrates
+        if numbers & set(theirs):
+            relatives.add(card)
+    found = relatives or {card for card, ratio in likeness.items() if ratio >= 0.6}
+    return sorted((card for card in all_cards() if card in found), key=lambda card: -likeness[card])
+
+
+def _listed(cards: list[Card], last: str) -> str:
+    names = [card.name for card in cards]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"

@@ -1,0 +1,204 @@
+"""What `onecard gpus` prints: this machine, and the cards onecard knows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from onecard.hardware.cards import Card, all_cards, find_card
+from onecard.hardware.machine import GIB, LocalCpu, LocalGpu, local_cpu, survey_gpus
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MIB = 2**20
+TABLE_WIDTH = 78
+
+# What the first word of a note promises about the figures.
+SOURCES = {
+    "derived": "computed from SM count and boost clock; real clocks often run 5-10% higher",
+    "datasheet": "the vendor's figures",
+    "recalled": "not checked against a document: verify before relying on it",
+}
+
+
+def gpus_command(name: str | None, as_json: bool) -> int:
+    """This machine and all known cards or, with a name, everything known about that card."""
+    card = find_card(name) if name is not None else None
+    gpus, trouble = survey_gpus()
+    cpu = local_cpu()
+    if as_json:
+        answer = {
+            "machine": {
+                "gpus": [_gpu_json(gpu) for gpu in gpus],
+                "driver_trouble": trouble or None,
+                "cpu": asdict(cpu),
+            },
+            "cards": [_card_json(known) for known in ([card] if card else all_cards())],
+        }
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+        return 0
+    console = _console()
+    if card is not None:
+        _print_card(console, card, gpus)
+    else:
+        _print_machine(console, gpus, trouble, cpu)
+        _print_all(console, {gpu.card for gpu in gpus})
+    return 0
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # Names come from drivers and command lines: nothing in them may be taken for markup or be coloured.
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    # A narrower window wraps lines, which is bad, but rich would cut names off, which is worse.
+    console.width = max(console.width, TABLE_WIDTH)
+    return console
+
+
+def _card_json(card: Card) -> dict[str, Any]:
+    return asdict(card) | {"compute_capability": _dotted(card.compute_capability)}
+
+
+def _gpu_json(gpu: LocalGpu) -> dict[str, Any]:
+    return asdict(gpu) | {
+        "card": gpu.card.name if gpu.card else None,
+        "cuda_driver": _dotted(gpu.cuda_driver),
+        "compute_capability": _dotted(gpu.compute_capability),
+    }
+
+
+def _dotted(version: tuple[int, int] | None) -> str | None:
+    return f"{version[0]}.{version[1]}" if version is not None else None
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:g}{unit}"
+
+
+def _size(count: int | None) -> str:
+    if count is None:
+        return "not told"
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+
+
+def _print_machine(console: Console, gpus: list[LocalGpu], trouble: str, cpu: LocalCpu) -> None:
+    console.print("This machine", style="bold")
+    for gpu in gpus:
+        for line in _gpu_lines(gpu):
+            console.print(line, soft_wrap=True)
+    if not gpus:
+        console.print(f"  GPU: {trouble or 'no NVIDIA card seen'}", soft_wrap=True)
+    cores = f"{cpu.cores} core{'s' if cpu.cores != 1 else ''}"
+    console.print(f"  CPU: {cpu.name}, {cores}, {_size(cpu.memory_bytes)} memory", soft_wrap=True)
+    console.print()
+
+
+def _gpu_lines(gpu: LocalGpu) -> list[str]:
+    known = f"known as {gpu.card.name}" if gpu.card else "not among the known cards"
+    lines = [f"  GPU {gpu.index}: {gpu.name} ({known})"]
+    lines.append(f"    memory    {_size(gpu.total_bytes)}, {_size(gpu.free_bytes)} free")
+    driver = gpu.driver or "not told"
+    cuda = f" (up to CUDA {_dotted(gpu.cuda_driver)})" if gpu.cuda_driver else ""
+    lines.append(f"    driver    {driver}{cuda}")
+    details = []
+    if gpu.compute_capability:
+        details.append(f"compute capability {_dotted(gpu.compute_capability)}")
+    if gpu.power_limit_w is not None:
+        details.append(f"power limit {gpu.power_limit_w:.0f} W")
+    if gpu.display_active:
+        details.append("drives a display")
+    if details:
+        lines.append(f"    card      {', '.join(details)}")
+    first, *rest = _user_lines(gpu)
+    lines.append(f"    used by   {first}")
+    return lines + [f"              {user}" for user in rest]
+
+
+def _user_lines(gpu: LocalGpu) -> list[str]:
+    lines = []
+    for process in gpu.processes:
+        who = f"{process.name or 'a process without a readable name'} (pid {process.pid})"
+        share = f", {_size(process.memory_bytes)}" if process.memory_bytes is not None else ""
+        lines.append(who + share + (" - this process" if process.mine else ""))
+    if lines:
+        return lines
+    if gpu.total_bytes is None or gpu.free_bytes is None:
+        return ["the driver does not tell"]
+    # An idle card keeps a few hundred MiB for the driver; more than that is somebody.
+    used = gpu.total_bytes - gpu.free_bytes
+    return ["nobody"] if used < GIB else [f"somebody the driver does not name, {_size(used)}"]
+
+
+def _print_all(console: Console, mine: set[Card | None]) -> None:
+    table = _plain_table()
+    table.add_column("Known card", no_wrap=True)
+    for heading in ("Memory\nGB", "Bandwidth\nGB/s", "bf16\nTFLOPS", "Power\nW", "Compute\ncap."):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("Source", no_wrap=True)
+    for card in all_cards():
+        rate = card.peak_tflops("float16")
+        source = card.note.replace(";", " ").split()[:1]
+        table.add_row(
+            f"{'>' if card in mine else ' '} {card.name}",
+            _number(card.memory_gb),
+            _number(card.bandwidth_gbps),
+            # The space keeps the numbers in line with those that carry a mark.
+            f"{rate:.1f}{'*' if card.bf16 is None else ' '}" if rate is not None else "- ",
+            _number(card.tdp_w),
+            _dotted(card.compute_capability) or "-",
+            " ".join(source) + (" +" if card.note != "".join(source) else ""),
+            style="bold" if card in mine else "",
+        )
+    console.print(table)
+    console.print("TFLOPS are dense, with fp32 accumulation.  * fp16: the card has no bf16", soft_wrap=True)
+    if mine - {None}:
+        console.print("> in this machine", soft_wrap=True)
+    console.print("+ has a remark:  onecard gpus 'RTX 4070 Laptop'", soft_wrap=True)
+
+
+def _plain_table() -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False, header_style="bold"
+    )
+
+
+def _print_card(console: Console, card: Card, gpus: list[LocalGpu]) -> None:
+    console.print(card.name, style="bold")
+    facts = [
+        ("memory", _number(card.memory_gb, " GB")),
+        ("bandwidth", _number(card.bandwidth_gbps, " GB/s")),
+        ("L2 cache", _number(card.l2_mb, " MB")),
+        ("power", _number(card.tdp_w, " W")),
+        ("compute capability", _dotted(card.compute_capability) or "-"),
+        ("multiprocessors", _number(card.sm)),
+        ("boost clock", _number(card.boost_mhz, " MHz")),
+    ]
+    rates = [
+        ("bf16 or fp16, fp32 accumulation", card.bf16),
+        ("fp16, fp16 accumulation", card.fp16acc),
+        ("tf32", card.tf32),
+        ("fp8", card.fp8),
+        ("int8 (TOPS)", card.int8),
+        ("fp32, no tensor cores", card.fp32),
+    ]
+    for label, value in facts:
+        console.print(f"  {label:<32} {value}", soft_wrap=True)
+    console.print("dense rates in TFLOPS (- where there is none or it is not known)", soft_wrap=True)
+    for label, rate in rates:
+        console.print(f"  {label:<32} {_number(rate)}", soft_wrap=True)
+    console.print(f"source: {card.note}", soft_wrap=True)
+    for word, meaning in SOURCES.items():
+        if word in card.note:
+            console.print(f"  {word}: {meaning}", soft_wrap=True)
+    for gpu in gpus:
+        if gpu.card == card:
+            free = f"{_size(gpu.free_bytes)} of {_size(gpu.total_bytes)} free"
+            console.print(f"in this machine as GPU {gpu.index}, {free}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The architectures. Parameter names are those of the projects the users come from."""

@@ -1,0 +1,51 @@
+"""Dropout whose masks are a function of (sequence, place in the model), not of a global generator.
+
+A step split into micro-batches of 8, 5 or 1 sequences then drops the same values, a resumed run
+drops what it would have dropped, and recomputation needs no generator state. The masks are hashed
+from counters with plain integer operations, so they are the same code eager, compiled, on the CPU
+and on the GPU (where the compiler fuses them into the neighbouring operation).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Below 2**31, so that it is an int32 scalar; arithmetic wraps around, as it does on every device.
+_MULTIPLIER = 0x045D9F3B
+_SITE_STRIDE = 0x1E3779B1
+
+
+@dataclass(frozen=True)
+class DropoutKeys:
+    """One 32-bit key per sequence of the micro-batch, moved on to a new stream for every site."""
+
+    keys_B: Tensor  # int32
+    probability: float
+
+    def apply(self, x: Tensor, site: int) -> Tensor:
+        """Drop values of x (batch first), scaling what stays by 1/(1-p)."""
+        kept = keep_mask(self.keys_B, tuple(x.shape[1:]), self.probability, site)
+        return x * kept.to(x.dtype) * (1.0 / (1.0 - self.probability))
+
+
+def keep_mask(keys_B: Tensor, shape: tuple[int, ...], probability: float, site: int) -> Tensor:
+    """Boolean (B, *shape), True with chance 1 - probability, decided by (key, site, position) alone."""
+    counter = torch.arange(math.prod(shape), device=keys_B.device, dtype=torch.int32)
+    stream_B = _scramble(keys_B * _SITE_STRIDE + site)
+    bits = _scramble(counter[None, :] ^ stream_B[:, None])
+    return (bits >= int(probability * 2**32) - 2**31).view(keys_B.shape[0], *shape)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """A 32-bit mixing function (xorshift-multiply, three rounds), overwriting x.
+
+    In place because on the CPU, eager, most of the time would go into fresh memory; compiled, the
+    whole function is one pass anyway. The mask after >> makes the arithmetic shift a logical one.
+    """
+    for _ in range(3):
+        x = x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_MULTIPLIER)
+    return x

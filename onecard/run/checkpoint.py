@@ -1,0 +1,181 @@
+"""Checkpoints: safetensors and json in a folder of their own, written whole or not at all.
+
+A checkpoint is assembled under a hidden name, flushed to the disk and renamed into place, so that a
+folder called step-00000500 is complete by construction. The newest two and the best are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from onecard.errors import UserError
+from onecard.run.directory import SCHEMA, read_json, write_json
+
+KEEP_NEWEST = 2
+_NAME = re.compile(r"step-(\d{8,})")
+_MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "manifest.json",
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk; tensors are read when asked for."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+    @property
+    def val_loss(self) -> float | None:
+        return self.state.get("val_loss")
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        return self._tensors(_MODEL)
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        return self._tensors(_OPTIMIZER)
+
+    def _tensors(self, name: str) -> dict[str, Tensor]:
+        try:
+            return load_file(self.path / name)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{self.path / name} cannot be read", str(error)) from None
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+) -> Path:
+    """Write step-NNNNNNNN under `folder`, then drop checkpoints no longer kept."""
+    final = folder / f"step-{step:08d}"
+    building = folder / f".building-{final.name}-{os.getpid()}"
+    needed = sum(t.numel() * t.element_size() for tensors in (model, optimizer) for t in tensors.values())
+    try:
+        _check_space(folder, needed)
+        building.mkdir()
+        save_file({k: t.contiguous() for k, t in model.items()}, building / _MODEL)
+        save_file({k: t.contiguous() for k, t in optimizer.items()}, building / _OPTIMIZER)
+        write_json(building / _STATE, {"schema": SCHEMA, "step": step, **state})
+        files = {name: _facts(building / name) for name in (_MODEL, _OPTIMIZER, _STATE)}
+        write_json(building / _MANIFEST, {"schema": SCHEMA, "files": files})
+        for name in (*files, _MANIFEST):
+            _flush(building / name)
+        _flush(building)
+        if final.exists():  # the same step again, after a resume from an older checkpoint
+            _remove(final)
+        building.rename(final)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(building, ignore_errors=True)
+        raise UserError(
+            f"the checkpoint of step {step} could not be written to {folder}",
+            f"{error}; earlier checkpoints are untouched",
+            "free some space or choose another --out_dir",
+        ) from None
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    _prune(folder)
+    return final
+
+
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Complete checkpoints, oldest first."""
+    found = []
+    for path in folder.glob("step-*") if folder.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match and (path / _MANIFEST).is_file():
+            state = read_json(path / _STATE)
+            if state is not None:
+                found.append(Checkpoint(path, int(match[1]), state))
+    return sorted(found, key=lambda c: c.step)
+
+
+def best_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    measured = [c for c in checkpoints if c.val_loss is not None]
+    return min(measured, key=lambda c: c.val_loss or 0.0) if measured else None
+
+
+def newest_intact(checkpoints: list[Checkpoint]) -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint whose files are as they were written, and what was wrong with newer ones."""
+    problems: list[str] = []
+    for checkpoint in reversed(checkpoints):
+        problem = damage(checkpoint)
+        if problem is None:
+            return checkpoint, problems
+        problems.append(f"{checkpoint.path} is damaged ({problem})")
+    raise UserError("no checkpoint of this run is intact", "\n".join(problems), "start over with --fresh")
+
+
+def damage(checkpoint: Checkpoint) -> str | None:
+    """What is wrong with the files against their manifest, or None."""
+    manifest = read_json(checkpoint.path / _MANIFEST)
+    for name, facts in manifest["files"].items():
+        path = checkpoint.path / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != facts["bytes"]:
+            return f"{name} has {path.stat().st_size:,} bytes instead of {facts['bytes']:,}"
+        if _sha256(path) != facts["sha256"]:
+            return f"the content of {name} has changed"
+    return None
+
+
+def _prune(folder: Path) -> None:
+    checkpoints = list_checkpoints(folder)
+    best = best_checkpoint(checkpoints)
+    for old in checkpoints[:-KEEP_NEWEST]:
+        if old != best:
+            _remove(old.path)
+
+
+def _remove(path: Path) -> None:
+    # Renamed first: a removal cut short must not leave half a checkpoint under a valid name.
+    trash = path.with_name(f".removing-{path.name}")
+    shutil.rmtree(trash, ignore_errors=True)
+    path.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed + 16_000_000:
+        raise OSError(f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB free")
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """fsync a file or folder; folders cannot be opened on Windows, where rename is durable enough."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,119 @@
+"""The run directory: the one folder that holds all a run leaves behind.
+
+out_dir/
+  config.json      every knob, and which of them the user set
+  metrics.jsonl    one object per logged step or evaluation
+  events.jsonl     started, resumed, evaluated, saved, stopped ...
+  log.txt          nanoGPT's lines
+  checkpoints/     step-00000500/ ...
+  samples/         step-00000500.txt ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from onecard.config import RunConfig, from_values, knobs
+from onecard.errors import UserError
+
+SCHEMA = 1
+
+
+class RunDirectory:
+    def __init__(self, out_dir: str | Path) -> None:
+        self.path = Path(out_dir)
+        self.config_path = self.path / "config.json"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.events_path = self.path / "events.jsonl"
+        self.log_path = self.path / "log.txt"
+        self.checkpoints = self.path / "checkpoints"
+        self.samples = self.path / "samples"
+        self.nanogpt_checkpoint = self.path / "ckpt.pt"
+
+    def create(self) -> None:
+        try:
+            self.samples.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"the run folder {self.path} cannot be created",
+                str(error),
+                "choose another with --out_dir=FOLDER",
+            ) from None
+
+    def write_config(self, config: RunConfig) -> None:
+        content = {"schema": SCHEMA, "values": config.values(), "set_by_user": dict(config.origins)}
+        write_json(self.config_path, content)
+
+    def read_config(self) -> RunConfig | None:
+        """The config the run was last started with, or None if there is none."""
+        content = read_json(self.config_path)
+        if content is None:
+            return None
+        return from_values(RunConfig, content["values"], content["set_by_user"])
+
+    def set_aside(self) -> Path | None:
+        """Rename the folder, so that a fresh run takes its place and nothing is lost."""
+        if not self.path.exists():
+            return None
+        number = 1
+        while (target := self.path.with_name(f"{self.path.name}.before-{number}")).exists():
+            number += 1
+        try:
+            self.path.rename(target)
+        except OSError as error:
+            raise UserError(
+                f"the earlier run in {self.path} cannot be set aside",
+                f"renaming it to {target} failed: {error.strerror}",
+                "move it yourself, or choose another folder with --out_dir=FOLDER",
+            ) from None
+        return target
+
+
+def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
+    """(knob, before, now) for every knob that makes `now` another experiment than `before`."""
+    split = ("batch_size", "gradient_accumulation_steps")
+    found = [
+        (f.name, getattr(before, f.name), getattr(now, f.name))
+        for f in knobs(RunConfig)
+        if f.metadata["changes_result"]
+        and f.name not in split
+        and getattr(before, f.name) != getattr(now, f.name)
+    ]
+    # 16 × 32 and 8 × 64 are the same step, split otherwise.
+    if before.sequences_per_step != now.sequences_per_step:
+        found += [(name, getattr(before, name), getattr(now, name)) for name in split]
+    return found
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Atomically: a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """The content, or None if there is no such file; UserError if it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read", str(error), "the file is damaged; move it away to go on"
+        ) from None
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        found = content.get("schema") if isinstance(content, dict) else "missing"
+        raise UserError(
+            f"{path} was not written by this version of onecard",
+            f"its schema is {found}, this version reads {SCHEMA}",
+        )
+    return content

@@ -1,0 +1,42 @@
+"""A run's model for other programs: Hugging Face GPT-2 folders and nanoGPT's ckpt.pt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onecard.convert.huggingface import write_huggingface_folder
+from onecard.convert.nanogpt import NanoGPTCheckpoint, write_nanogpt_checkpoint
+from onecard.errors import UserError
+from onecard.run.checkpoint import Checkpoint
+from onecard.run.directory import RunDirectory
+from onecard.run.load import checkpoint_of_run, tokenizer_of, weights_of_checkpoint, weights_of_run
+
+
+def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
+    """Write the model and return what to tell the user."""
+    if to == "nanogpt":
+        checkpoint = checkpoint_of_run(RunDirectory(out_dir), step)
+        write_nanogpt_checkpoint(Path(target), _for_nanogpt(checkpoint))
+        return f"step {checkpoint.step:,} of {out_dir} written to {target}; nanoGPT resumes from it"
+    weights = weights_of_run(out_dir, step)
+    try:
+        tokenizer = tokenizer_of(weights)
+        n_vocab, eot = tokenizer.n_vocab, tokenizer.eot
+    except UserError:
+        n_vocab, eot = None, None  # weights alone are still worth having
+    write_huggingface_folder(Path(target), weights.shape, weights.tensors, n_vocab=n_vocab, eot=eot)
+    return f"{weights.description}, written to {target} as a Hugging Face GPT-2"
+
+
+def _for_nanogpt(checkpoint: Checkpoint) -> NanoGPTCheckpoint:
+    weights = weights_of_checkpoint(checkpoint)
+    saved = checkpoint.optimizer_tensors()
+    return NanoGPTCheckpoint(
+        shape=weights.shape,
+        tensors=weights.tensors,
+        moments={n: (saved[f"exp_avg.{n}"], saved[f"exp_avg_sq.{n}"]) for n in weights.tensors},
+        optimizer_step=int(saved[f"step.{next(iter(weights.tensors))}"]),
+        step=checkpoint.step,
+        best_val_loss=checkpoint.state["position"]["best_val_loss"],
+        config=checkpoint.state["config"],
+    )

@@ -1,0 +1,191 @@
+"""Find a trained model and put it on a device: from a run, a nanoGPT ckpt.pt or a GPT-2 folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onecard.config import GPT2_NAMES, SampleConfig
+from onecard.convert.huggingface import pretrained_folder, read_huggingface_folder
+from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint
+from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
+from onecard.errors import UserError
+from onecard.hardware.machine import resolve_device
+from onecard.model.gpt2 import GPT2
+from onecard.model.precision import choose_dtype, torch_dtype
+from onecard.run.checkpoint import Checkpoint, best_checkpoint, damage, list_checkpoints, newest_intact
+from onecard.run.directory import RunDirectory
+from onecard.shapes import GPT2Shape
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model that is not on any device yet, with what is known of where it came from."""
+
+    shape: GPT2Shape
+    tensors: dict[str, Tensor]
+    description: str
+    dataset: str | None = None
+    tokenizer_facts: Mapping[str, Any] | None = None
+    nanogpt: NanoGPTCheckpoint | None = None
+
+    def build(self) -> GPT2:
+        """The model with these weights, in fp32, on the CPU."""
+        model = GPT2.uninitialised(self.shape)
+        load_weights(model, self.tensors)
+        return model
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: GPT2
+    tokenizer: Tokenizer
+    description: str
+    device: str
+
+
+def model_tensors(model: GPT2) -> dict[str, Tensor]:
+    """What a checkpoint stores: every tensor once, the tied head left out."""
+    return {name: parameter.data for name, parameter in model.named_parameters()}
+
+
+def load_weights(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the model by name; a missing, surplus or misshapen one is a UserError."""
+    own = dict(model.named_parameters())
+    if own.keys() != tensors.keys():
+        missing, surplus = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+        raise UserError(
+            "these weights do not belong to this architecture",
+            f"missing: {', '.join(missing[:4]) or 'none'}; unknown: {', '.join(surplus[:4]) or 'none'}",
+        )
+    for name, parameter in own.items():
+        if parameter.shape != tensors[name].shape:
+            raise UserError(
+                f"the tensor {name} does not fit the model",
+                f"the file has {tuple(tensors[name].shape)}, the model {tuple(parameter.shape)}",
+            )
+        parameter.data.copy_(tensors[name])
+
+
+def weights_of_run(out_dir: str, step: int | None) -> Weights:
+    """The model `sample` should use: onecard's checkpoint, or nanoGPT's where there is no other."""
+    directory = RunDirectory(out_dir)
+    if not list_checkpoints(directory.checkpoints) and directory.nanogpt_checkpoint.is_file():
+        return weights_of_nanogpt(directory.nanogpt_checkpoint)
+    return weights_of_checkpoint(checkpoint_of_run(directory, step))
+
+
+def checkpoint_of_run(directory: RunDirectory, step: int | None) -> Checkpoint:
+    """The step asked for; else the newest, or the best where the run keeps only improvements."""
+    checkpoints = list_checkpoints(directory.checkpoints)
+    if not checkpoints:
+        raise no_checkpoint(directory)
+    if step is not None:
+        for checkpoint in checkpoints:
+            if checkpoint.step == step:
+                problem = damage(checkpoint)
+                if problem:
+                    raise UserError(f"{checkpoint.path} is damaged", problem)
+                return checkpoint
+        kept = ", ".join(str(c.step) for c in checkpoints)
+        raise UserError(f"there is no checkpoint of step {step} in {directory.path}", f"kept are: {kept}")
+    config = directory.read_config()
+    best = best_checkpoint(checkpoints)
+    # always_save_checkpoint=False says: what overfitted is not wanted.
+    if config is not None and not config.always_save_checkpoint and best is not None and damage(best) is None:
+        return best
+    return newest_intact(checkpoints)[0]
+
+
+def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
+    shape = GPT2Shape(**checkpoint.state["shape"])
+    return Weights(
+        shape,
+        checkpoint.model_tensors(),
+        f"{checkpoint.path.parent.parent}, step {checkpoint.step:,}, {_millions(shape)}",
+        dataset=checkpoint.state.get("dataset"),
+        tokenizer_facts=checkpoint.state.get("tokenizer"),
+    )
+
+
+def weights_of_nanogpt(path: Path) -> Weights:
+    found = read_nanogpt_checkpoint(path)
+    return Weights(
+        found.shape,
+        found.tensors,
+        f"nanoGPT's {path}, step {found.step:,}, {_millions(found.shape)}",
+        dataset=found.config.get("dataset"),
+        nanogpt=found,
+    )
+
+
+def weights_from(init_from: str) -> Weights:
+    """`gpt2-xl`, a Hugging Face folder, a nanoGPT ckpt.pt, or another run's folder."""
+    path = Path(init_from)
+    if init_from in GPT2_NAMES:
+        path = pretrained_folder(init_from)
+    elif not path.exists():
+        raise UserError(
+            f"there is nothing at {init_from} to start from", hint="check the path given as init_from"
+        )
+    elif path.is_file():
+        return weights_of_nanogpt(path)
+    elif not (path / "config.json").is_file() or (path / "checkpoints").is_dir():
+        return weights_of_run(init_from, None)
+    shape, tensors = read_huggingface_folder(path)
+    return Weights(shape, tensors, f"{init_from}, {_millions(shape)}")
+
+
+def _millions(shape: GPT2Shape) -> str:
+    return f"{shape.parameters / 1e6:.2f}M parameters"
+
+
+def no_checkpoint(directory: RunDirectory) -> UserError:
+    if not directory.path.exists():
+        near = sorted(str(p) for p in directory.path.parent.glob("out*") if (p / "checkpoints").is_dir())
+        return UserError(
+            f"there is no run folder {directory.path}",
+            hint=f"runs here: {', '.join(near[:6])}"
+            if near
+            else "train one first: onecard train config/demo.py",
+        )
+    return UserError(
+        f"there is no checkpoint in {directory.path}",
+        "the run has not reached its first evaluation, or this is not a run folder",
+        f"train it further: onecard train CONFIG --out_dir={directory.path}",
+    )
+
+
+def tokenizer_of(weights: Weights) -> Tokenizer:
+    """The tokenizer a model was trained with: saved with it, else its dataset's, else GPT-2's."""
+    if weights.tokenizer_facts:
+        return from_facts(dict(weights.tokenizer_facts))
+    if weights.dataset:
+        found = load_tokenizer(Path("data") / weights.dataset)
+        if found is not None:
+            return found
+    if weights.shape.vocab_size < 50257:
+        raise UserError(
+            f"the tokenizer of {weights.description} is not known",
+            f"its vocabulary of {weights.shape.vocab_size} is not GPT-2's, and there is no "
+            f"data/{weights.dataset or 'NAME'}/meta.pkl or meta.json here",
+            "run this where the data folder is, or copy its meta.pkl",
+        )
+    return make_tokenizer("gpt2")
+
+
+def load_for_sampling(config: SampleConfig) -> LoadedModel:
+    device = resolve_device(config.device)
+    weights = (
+        weights_of_run(config.out_dir, config.step)
+        if config.init_from == "resume"
+        else weights_from(config.init_from)
+    )
+    tokenizer = tokenizer_of(weights)
+    dtype, _ = choose_dtype(config.dtype, device)
+    model = weights.build().to(device=device, dtype=torch_dtype(dtype)).eval()
+    return LoadedModel(model, tokenizer, weights.description, device)

@@ -1,0 +1,63 @@
+"""Loss on a fixed set of blocks: the same blocks every time, whatever the micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from onecard.data.batches import FixedBlocks
+from onecard.model.gpt2 import GPT2
+from onecard.model.precision import autocast
+
+if TYPE_CHECKING:
+    from onecard.train.start import Run
+
+
+@torch.no_grad()
+def evaluate(
+    model: GPT2,
+    blocks: FixedBlocks,
+    *,
+    micro_batch: int,
+    device: str,
+    dtype: str,
+    stop: Callable[[], bool] = lambda: False,
+    on_batch: Callable[[int], None] = lambda sequences: None,
+) -> float | None:
+    """Mean loss per token in nats, or None if `stop` said so. No dropout."""
+    # Summed in float64 on the device: the order and size of batches must not show in the figure.
+    total = torch.zeros((), device=device, dtype=torch.float64)
+    for tokens_BL in blocks.batches(micro_batch):
+        if stop():
+            return None
+        tokens = torch.from_numpy(tokens_BL).to(device)
+        with autocast(device, dtype):
+            total += model.loss_sum(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+        on_batch(len(tokens_BL))
+    return float(total) / (len(blocks) * blocks.block_size)
+
+
+def evaluate_both(
+    run: Run, inside: Callable[[str, int, int], None], stop: Callable[[], bool]
+) -> tuple[float, float] | None:
+    """(train loss, val loss) on the run's fixed blocks, or None when interrupted."""
+    total = sum(len(blocks) for blocks in run.evaluation.values())
+    done = 0
+
+    def on_batch(sequences: int) -> None:
+        nonlocal done
+        done += sequences
+        inside("evaluating, block", done, total)
+
+    losses: dict[str, float] = {}
+    for split, blocks in run.evaluation.items():
+        loss = evaluate(
+            run.model, blocks, micro_batch=run.config.batch_size, device=run.device, dtype=run.dtype,
+            stop=stop, on_batch=on_batch,
+        )  # fmt: skip
+        if loss is None:
+            return None
+        losses[split] = loss
+    return losses["train"], losses["val"]

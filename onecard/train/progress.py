@@ -1,0 +1,158 @@
+"""What a person sees while a run trains: a live block on a terminal, plain lines elsewhere. On stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from onecard.run.metrics import evaluation_line, iteration_line
+from onecard.train.pace import duration
+
+
+@dataclass
+class Status:
+    """The figures of the moment; the loop updates them, a display shows them."""
+
+    step: int = 0
+    last_step: int = 0
+    loss: float | None = None
+    val_loss: float | None = None
+    learning_rate: float = 0.0
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    memory_gib: float | None = None
+    seconds_left: float | None = None
+
+    def figures(self) -> str:
+        """Only what is known: a figure not measured yet is not shown as 0."""
+        parts = [
+            f"loss {self.loss:.4f}" if self.loss is not None else "",
+            f"val {self.val_loss:.4f}" if self.val_loss is not None else "",
+            f"lr {self.learning_rate:.2e}",
+            f"{self.tokens_per_second:,.0f} tok/s" if self.tokens_per_second else "",
+            f"mfu {self.mfu:.1%}" if self.mfu is not None else "",
+            f"mem {self.memory_gib:.2f} GiB" if self.memory_gib is not None else "",
+        ]
+        return "  ".join(p for p in parts if p)
+
+    def eta(self) -> str:
+        return "eta " + duration(self.seconds_left) if self.seconds_left is not None else "eta ..."
+
+
+class Display(Protocol):
+    """How the loop speaks to the person. `inside` is progress within one long thing."""
+
+    def say(self, text: str, style: str = "") -> None: ...
+    def logged(self, status: Status, step: int, seconds: float) -> None: ...
+    def evaluated(self, status: Status, train_loss: float) -> None: ...
+    def inside(self, what: str, done: int, total: int) -> None: ...
+    def __enter__(self) -> Display: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_display(status: Status) -> Display:
+    if sys.stderr.isatty():
+        return TerminalDisplay(status)
+    return PlainDisplay()
+
+
+class PlainDisplay:
+    """One line per fact, nanoGPT's format first, for files and pipes."""
+
+    # A step of a minute should not look dead in a log file; a line now and then shows life.
+    INSIDE_SECONDS = 30.0
+
+    def __init__(self) -> None:
+        self._last_line = time.monotonic()
+
+    def say(self, text: str, style: str = "") -> None:
+        print(text, file=sys.stderr, flush=True)
+        self._last_line = time.monotonic()
+
+    def logged(self, status: Status, step: int, seconds: float) -> None:
+        assert status.loss is not None
+        line = iteration_line(step, status.loss, seconds, status.mfu)
+        speed = f", {status.tokens_per_second:,.0f} tok/s" if status.tokens_per_second else ""
+        self.say(f"{line}{speed}, lr {status.learning_rate:.2e}, {status.eta()}")
+
+    def evaluated(self, status: Status, train_loss: float) -> None:
+        assert status.val_loss is not None
+        self.say(evaluation_line(status.step, train_loss, status.val_loss))
+
+    def inside(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() - self._last_line > self.INSIDE_SECONDS:
+            self.say(f"  {what} {done}/{total}")
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+class TerminalDisplay:
+    """A bar with steps and ETA, under it the figures; messages scroll above."""
+
+    # Redrawn at most this often: a small model makes hundreds of steps a second.
+    REDRAW_SECONDS = 0.1
+
+    def __init__(self, status: Status) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._status = status
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._inside = ""
+        self._last_drawn = 0.0
+
+    def say(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style or None, markup=False)
+
+    def logged(self, status: Status, step: int, seconds: float) -> None:
+        self._inside = ""
+        self._draw()
+
+    def evaluated(self, status: Status, train_loss: float) -> None:
+        assert status.val_loss is not None
+        self._inside = ""
+        self.say(evaluation_line(status.step, train_loss, status.val_loss), "bold")
+
+    def inside(self, what: str, done: int, total: int) -> None:
+        self._inside = "" if done >= total else f"{what} {done}/{total}"
+        self._draw()
+
+    def _draw(self) -> None:
+        now = time.monotonic()
+        if now - self._last_drawn < self.REDRAW_SECONDS:
+            return
+        self._last_drawn = now
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        status = self._status
+        top = Table.grid(expand=True, padding=(0, 1))
+        top.add_column(no_wrap=True)
+        top.add_column(ratio=1)
+        top.add_column(no_wrap=True, justify="right")
+        bar = ProgressBar(total=max(status.last_step, 1), completed=status.step)
+        top.add_row(Text(f"step {status.step:,}/{status.last_step:,}"), bar, Text(status.eta()))
+        figures = Text(status.figures(), no_wrap=True, overflow="ellipsis")
+        rows: list[Any] = [top, figures]
+        if self._inside:
+            rows.append(Text(self._inside, style="dim"))
+        self._live.update(Group(*rows), refresh=True)
+
+    def __enter__(self) -> TerminalDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._live.stop()

@@ -1,0 +1,297 @@
+"""Where a run begins: data, model, optimizer and position, from nothing or from what is on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onecard.config import RunConfig
+from onecard.data.batches import DataState, FixedBlocks, Sequences, fixed_blocks
+from onecard.data.bins import TokenFile, open_split, read_meta
+from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
+from onecard.errors import UserError
+from onecard.hardware.machine import local_cpu, resolve_device
+from onecard.model.compiling import compile_problem
+from onecard.model.gpt2 import GPT2
+from onecard.model.precision import choose_dtype
+from onecard.optim.adamw import build_adamw, import_state
+from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
+from onecard.run.directory import RunDirectory, differences
+from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
+from onecard.shapes import GPT2Shape
+from onecard.train.step import Stepper
+
+GPT2_PADDED_VOCAB = 50304
+
+
+@dataclass
+class Position:
+    """How far a run has come: all that a step changes besides weights and moments."""
+
+    step: int
+    data: DataState
+    best_val_loss: float | None = None
+    seconds: float = 0.0  # spent training, over all sessions
+    evaluated_step: int = -1
+    first_val_loss: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Position:
+        return cls(**{**values, "data": DataState.from_json(values["data"])})
+
+
+@dataclass
+class Run:
+    """Everything the loop works with, ready to train."""
+
+    config: RunConfig
+    directory: RunDirectory
+    device: str
+    dtype: str
+    model: GPT2
+    stepper: Stepper
+    sequences: Sequences
+    evaluation: dict[str, FixedBlocks]
+    tokenizer: Tokenizer | None
+    position: Position
+    began: str  # how: 'scratch', 'resumed at step 500 ...', 'from gpt2-xl'
+    notes: list[str] = field(default_factory=list)
+
+
+def open_run(config: RunConfig) -> Run:
+    _refuse_several_cards()
+    device = resolve_device(config.device)
+    dtype, dtype_note = choose_dtype(config.dtype, device)
+    torch.set_float32_matmul_precision("high")  # fp32 runs use tf32 on CUDA, as nanoGPT's do
+    notes = [*config.notes, *([dtype_note] if dtype_note else [])]
+
+    directory = RunDirectory(config.out_dir)
+    if config.fresh and not config.eval_only and (aside := directory.set_aside()) is not None:
+        notes.append(f"the earlier run is kept in {aside}")
+    source = _find_source(config, directory, notes)
+    shape = _shape(config, source, notes)
+    _check_memory(shape, device)
+
+    data_dir = Path("data") / config.dataset
+    train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
+    val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size)
+    sequences = Sequences(train_tokens, shape.block_size, config.seed)
+
+    model = GPT2.initialised(shape, config.seed) if source is None else _model_from(source, shape)
+    model = model.to(device)
+    optimizer = build_adamw(
+        model,
+        learning_rate=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+    )
+    position = Position(0, sequences.start())
+    stepper = Stepper(
+        model, optimizer, device=device, dtype=dtype, dropout=config.dropout, grad_clip=config.grad_clip
+    )
+    began = "a new model from scratch"
+    if source is not None:
+        began = f"from {source.weights.description}"
+        position = _continue(source, stepper, sequences, config) or position
+    if config.compile:
+        problem = compile_problem(device)
+        if problem is None:
+            model.compile_parts()
+        else:
+            notes.append(f"running without torch.compile, it does not work here: {problem}")
+    evaluation = _evaluation_sets(config, train_tokens, val_tokens, notes)
+    tokenizer = _tokenizer_for_samples(data_dir, shape, config, notes)
+    return Run(
+        config,
+        directory,
+        device,
+        dtype,
+        model,
+        stepper,
+        sequences,
+        evaluation,
+        tokenizer,
+        position,
+        began,
+        notes,
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Weights to begin with; a checkpoint of this run or of nanoGPT's also brings moments and position."""
+
+    weights: Weights
+    checkpoint: Checkpoint | None = None
+    continues: bool = False
+
+
+def _find_source(config: RunConfig, directory: RunDirectory, notes: list[str]) -> Source | None:
+    """init_from's meaning, given what is in out_dir. None: from scratch."""
+    checkpoints = list_checkpoints(directory.checkpoints)
+    used = bool(checkpoints) or directory.nanogpt_checkpoint.is_file()
+    if config.init_from == "auto" and not used:
+        return None
+    if config.init_from in ("auto", "resume"):
+        if not used:
+            raise no_checkpoint(directory)
+        if config.init_from == "auto" and checkpoints and not config.eval_only:
+            _refuse_other_experiment(directory, config)
+        if not checkpoints:
+            return Source(weights_of_nanogpt(directory.nanogpt_checkpoint), continues=True)
+        checkpoint, problems = newest_intact(checkpoints)
+        notes += problems
+        return Source(weights_of_checkpoint(checkpoint), checkpoint, continues=True)
+    if used and not config.eval_only:
+        raise UserError(
+            f"{directory.path} already holds a run",
+            f"init_from='{config.init_from}' would begin another one in its place",
+            "continue it with --init_from=resume, start over with --fresh (the old run is kept aside),\n"
+            "or choose another folder with --out_dir=FOLDER",
+        )
+    return None if config.init_from == "scratch" else Source(weights_from(config.init_from))
+
+
+def _refuse_other_experiment(directory: RunDirectory, config: RunConfig) -> None:
+    before = directory.read_config()
+    changed = differences(before, config) if before is not None else []
+    if changed:
+        raise UserError(
+            f"{directory.path} holds a run with a different config",
+            "\n".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in changed),
+            "continue it with the new values: --init_from=resume\n"
+            "start over (the old run is kept aside): --fresh\n"
+            "or leave it alone: --out_dir=ANOTHER_FOLDER",
+        )
+
+
+def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> GPT2Shape:
+    if source is None:
+        vocab_size = config.vocab_size or _vocabulary(Path("data") / config.dataset)
+        return GPT2Shape(
+            config.n_layer, config.n_head, config.n_embd, vocab_size, config.block_size, config.bias
+        )
+    shape = source.weights.shape
+    # As in nanoGPT, the checkpoint decides the architecture; what the user asked for instead is told.
+    for name in ("n_layer", "n_head", "n_embd", "vocab_size", "bias"):
+        if config.is_set(name) and getattr(config, name) not in (None, getattr(shape, name)):
+            notes.append(
+                f"{name} is {getattr(shape, name)} in the checkpoint; {getattr(config, name)} is not used"
+            )
+    if config.block_size > shape.block_size:
+        raise UserError(
+            f"block_size {config.block_size} is longer than the checkpoint's {shape.block_size}",
+            "it has no position embeddings beyond that",
+            f"--block_size={shape.block_size}",
+        )
+    return dataclasses.replace(shape, block_size=config.block_size)
+
+
+def _vocabulary(data_dir: Path) -> int:
+    tokenizer = load_tokenizer(data_dir)
+    if tokenizer is None:
+        return GPT2_PADDED_VOCAB
+    if tokenizer.name == "char":
+        return tokenizer.n_vocab  # as nanoGPT sizes it, so that its checkpoints fit
+    return -(-tokenizer.n_vocab // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
+
+
+def _model_from(source: Source, shape: GPT2Shape) -> GPT2:
+    model = source.weights.build()
+    if shape.block_size < model.shape.block_size:
+        model.crop_block_size(shape.block_size)
+    return model
+
+
+def _continue(source: Source, stepper: Stepper, sequences: Sequences, config: RunConfig) -> Position | None:
+    """Restore moments and position; None when only the weights are taken over."""
+    if not source.continues:
+        return None
+    model, optimizer = stepper.model, stepper.optimizer
+    if source.checkpoint is not None:
+        import_state(model, optimizer, source.checkpoint.optimizer_tensors())
+        stepper.scaler.load_state_dict(source.checkpoint.state["scaler"])
+        position = Position.from_json(source.checkpoint.state["position"])
+        if source.checkpoint.state["position"]["data"]["epoch_tokens"] > len(sequences.tokens):
+            raise UserError(
+                f"data/{config.dataset} has become shorter since the run began",
+                f"the run reads {position.data.epoch_tokens:,} tokens an epoch, "
+                f"there are {len(sequences.tokens):,}",
+                "prepare the same data again, or start over with --fresh",
+            )
+        return position
+    found = source.weights.nanogpt
+    assert found is not None
+    tensors: dict[str, torch.Tensor] = {}
+    for name, (exp_avg, exp_avg_sq) in found.moments.items():
+        tensors |= {f"exp_avg.{name}": exp_avg, f"exp_avg_sq.{name}": exp_avg_sq}
+        tensors[f"step.{name}"] = torch.tensor(float(found.optimizer_step))
+    import_state(model, optimizer, tensors)
+    # nanoGPT draws blocks at random and keeps no place; ours goes on after as many sequences.
+    data = sequences.skip(sequences.start(), found.step * config.sequences_per_step)
+    return Position(found.step, data, found.best_val_loss)
+
+
+def _evaluation_sets(
+    config: RunConfig, train: TokenFile, val: TokenFile, notes: list[str]
+) -> dict[str, FixedBlocks]:
+    wanted = config.eval_iters * config.batch_size
+    sets = {
+        name: fixed_blocks(tokens, config.block_size, wanted, config.seed)
+        for name, tokens in (("train", train), ("val", val))
+    }
+    for name, blocks in sets.items():
+        if len(blocks) < wanted:
+            notes.append(
+                f"evaluation uses all {len(blocks):,} blocks of {name}; "
+                f"eval_iters × batch_size asks for {wanted:,}"
+            )
+    return sets
+
+
+def _tokenizer_for_samples(
+    data_dir: Path, shape: GPT2Shape, config: RunConfig, notes: list[str]
+) -> Tokenizer | None:
+    """The dataset's tokenizer; a bin without one is GPT-2's, as nanoGPT assumes."""
+    tokenizer = load_tokenizer(data_dir)
+    if tokenizer is not None or not config.sample_tokens:
+        return tokenizer
+    if read_meta(data_dir) is None and shape.vocab_size >= 50257:
+        try:
+            return make_tokenizer("gpt2")
+        except UserError as error:
+            notes.append(f"no sample text at evaluations: {error.what}")
+    return None
+
+
+def _check_memory(shape: GPT2Shape, device: str) -> None:
+    """Weights, gradients and AdamW's moments are 16 bytes a parameter: no setting can go below that."""
+    needed = 16 * shape.parameters
+    if device.startswith("cuda"):
+        have, where = torch.cuda.mem_get_info(device)[0], "the card has free"
+    else:
+        have, where = local_cpu().memory_bytes or needed, "this machine has"
+    if needed > have:
+        raise UserError(
+            f"a model of {shape.parameters / 1e6:,.0f}M parameters cannot be trained here",
+            f"weights, gradients and AdamW's moments alone take {needed / 2**30:,.1f} GiB; "
+            f"{where} {have / 2**30:,.1f} GiB",
+            "choose a smaller n_layer or n_embd",
+        )
+
+
+def _refuse_several_cards() -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "onecard trains on one card",
+            f"torchrun asked for {os.environ['WORLD_SIZE']} processes",
+            "start it without torchrun: onecard train CONFIG",
+        )

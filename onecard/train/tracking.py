@@ -1,0 +1,46 @@
+"""Weights & Biases, when asked for and installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from onecard.config import RunConfig
+
+
+class Tracker(Protocol):
+    def log(self, step: int, values: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class NoTracker:
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class WandbTracker:
+    def __init__(self, wandb: Any, config: RunConfig) -> None:
+        self._run = wandb.init(
+            project=config.wandb_project, name=config.wandb_run_name, config=config.values()
+        )
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        self._run.log({"iter": step, **{k: v for k, v in values.items() if v is not None}})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def open_tracker(config: RunConfig, say: Callable[[str], None]) -> Tracker:
+    """A run must not depend on a logging service: without the package there is one hint and no log."""
+    if not config.wandb_log:
+        return NoTracker()
+    try:
+        import wandb
+    except ImportError:
+        say("hint: wandb_log=True needs wandb: pip install 'onecard[wandb]'; training goes on without it")
+        return NoTracker()
+    return WandbTracker(wandb, config)
