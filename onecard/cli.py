@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # cyclopts is loaded for the other verbs only; nanoGPT's two doors do without it.
         from onecard.verbs import run_verb
 
-        return run_verb(arguments)
+        return run_verb(arguments, CONFIG_VERBS)
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 
 from onecard.config_file import (
     FALSE_WORDS,
+    MAX_INTEGER,
     TRUE_WORDS,
     Argument,
     Assignment,
     Value,
     parse_argument_text,
     read_config_file,
+    shortened,
     split_arguments,
 )
 from onecard.errors import UserError
@@ -46,6 +48,8 @@ def knob(
     `changes_result=False` marks knobs that may differ between a run and its continuation without
     making it another experiment (logging, device, ...).
     """
+    if high is None and kind in ("int", "tokens"):
+        high = MAX_INTEGER
     return dataclasses.field(
         default=default,
         metadata={
@@ -145,14 +149,15 @@ class RunConfig(Config):
 
     def check(self) -> None:
         if self.n_embd % self.n_head:
-            embd = _nearest(self.n_embd, lambda n: n % self.n_head == 0)
-            head = _nearest(self.n_head, lambda n: self.n_embd % n == 0)
+            most = {f.name: f.metadata["high"] for f in knobs(type(self))}
+            embd = _nearest(self.n_embd, most["n_embd"], lambda n: n % self.n_head == 0)
+            head = _nearest(self.n_head, most["n_head"], lambda n: self.n_embd % n == 0)
             raise UserError(
                 f"n_embd {self.n_embd} cannot be divided among n_head {self.n_head}",
                 "every attention head gets n_embd / n_head channels, a whole number",
                 f"--n_embd={embd} or --n_head={head} works",
             )
-        if self.is_set("tokens") and self.is_set("max_iters"):
+        if self.tokens is not None and self.is_set("tokens") and self.is_set("max_iters"):
             raise UserError(
                 "tokens and max_iters are both set",
                 f"tokens from {self.origins['tokens']}, max_iters from {self.origins['max_iters']}; "
@@ -190,7 +195,7 @@ class RunConfig(Config):
                     f"rate will hardly decay (--lr_decay_iters={self.max_iters} makes it)",
                 )
             return dataclasses.replace(self, notes=notes)
-        steps = math.ceil(self.tokens / self.tokens_per_step)
+        steps = -(-self.tokens // self.tokens_per_step)  # rounded up, exactly
         changes: dict[str, Any] = {"max_iters": steps}
         if not self.is_set("lr_decay_iters"):
             changes["lr_decay_iters"] = max(steps, 1)
@@ -260,7 +265,7 @@ def load_config(cls: type[C], arguments: Sequence[str], also_known: frozenset[st
     ):
         if argument.name == "":
             parsed = read_config_file(
-                str(argument.value), {**defaults, **dict.fromkeys(also_known), **values}
+                str(argument.value), {**dict.fromkeys(also_known), **defaults, **values}
             )
             notes += parsed.notes
             for assignment in parsed.assignments:
@@ -306,15 +311,16 @@ def _typed(field: dataclasses.Field[Any], assignment: Assignment, from_text: boo
     kind, raw = field.metadata["kind"], assignment.value
     value: Value = raw
     if from_text and isinstance(raw, str):
-        literal = parse_argument_text(raw)
-        value = literal if kind != "str" or isinstance(literal, str) else raw
+        value = parse_argument_text(raw)
     if field.default is None and (value is None or value == "auto"):
         return None
+    if kind == "str" and not isinstance(value, str):
+        value = raw  # --out_dir=7 means the text
     converted = _convert(kind, value)
     if converted is None:
         article = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text",
                    "tokens": "a number of tokens such as 3.2B, 100M or 5_000_000"}[kind]  # fmt: skip
-        raise UserError(f"{field.name} takes {article}, not {_short(raw)} ({assignment.origin})")
+        raise UserError(f"{field.name} takes {article}, not {shortened(raw)} ({assignment.origin})")
     _check_range(field, converted, assignment)
     return converted
 
@@ -330,11 +336,9 @@ def _convert(kind: str, value: Value) -> Value:
         return value if isinstance(value, str) else None
     if kind == "tokens" and isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMbBtT])\s*", value)
-        return (
-            round(float(match[1]) * {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match[2].lower()])
-            if match
-            else None
-        )
+        exponents = {"k": "e3", "m": "e6", "b": "e9", "t": "e12"}
+        count = float(match[1] + exponents[match[2].lower()]) if match else math.inf
+        return round(count) if math.isfinite(count) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     if kind == "float":
@@ -347,16 +351,16 @@ def _check_range(field: dataclasses.Field[Any], value: Value, assignment: Assign
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)
         raise UserError(
-            f"{field.name} cannot be {_short(value)} ({assignment.origin})",
+            f"{field.name} cannot be {shortened(value)} ({assignment.origin})",
             f"it is one of: {', '.join(choices)}" + (", auto" if field.default is None else ""),
             f"did you mean {near[0]}?" if near else "",
         )
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     if low is not None and value < low:
-        raise UserError(f"{field.name} cannot be {value:g} ({assignment.origin})", f"the least is {low:g}")
+        raise UserError(f"{field.name} cannot be {value!r} ({assignment.origin})", f"the least is {low}")
     if high is not None and value > high:
-        raise UserError(f"{field.name} cannot be {value:g} ({assignment.origin})", f"the most is {high:g}")
+        raise UserError(f"{field.name} cannot be {shortened(value)} ({assignment.origin})", f"the most is {high}")
 
 
 def _check_init_from(init_from: str) -> None:
@@ -368,23 +372,18 @@ def _check_init_from(init_from: str) -> None:
         return
     near = difflib.get_close_matches(init_from, ("auto", "scratch", "resume", *GPT2_NAMES), n=1)
     raise UserError(
-        f"init_from cannot be {_short(init_from)}",
+        f"init_from cannot be {shortened(init_from)}",
         f"it is auto, scratch, resume, one of {', '.join(GPT2_NAMES)}, or a path with a slash in it",
         f"did you mean {near[0]}?" if near else f"for a folder here: --init_from=./{init_from}",
     )
 
 
-def _short(value: Value) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _nearest(start: int, works: Any) -> int:
-    """The closest whole number to `start` (the smaller one of a tie) for which works(n)."""
+def _nearest(start: int, most: int, works: Any) -> int:
+    """The closest whole number to `start`, 1 to `most` (the smaller one of a tie), for which works(n)."""
     distance = 0
     while True:
         for candidate in (start - distance, start + distance):
-            if candidate >= 1 and works(candidate):
+            if 1 <= candidate <= most and works(candidate):
                 return candidate
         distance += 1
 

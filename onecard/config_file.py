@@ -12,6 +12,7 @@ import ast
 import difflib
 import operator
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 from onecard.errors import UserError
 
-MAX_FILE_BYTES = 1_000_000  # a config is a page of text; a data file given by mistake is not parsed
+MAX_FILE_BYTES = 100_000  # a config is a page of text; a data file given by mistake is not parsed
 MAX_INTEGER = 10**18
 MAX_STRING = 10_000
 
@@ -43,31 +44,41 @@ def read_config_file(path: str | Path, known_defaults: Mapping[str, Any]) -> Par
     """Parse one config file. `known_defaults` lets a file refer to a knob it has not set itself."""
     text = _read_text(Path(path))
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return _FileReader(str(path), text, known_defaults).read(_parse(text))
+    except (RecursionError, MemoryError):
+        why = "a value in it is nested too deeply"
+    except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        raise UserError(
-            f"{path} is not a config file onecard can read",
-            f"{f'line {line}: ' if line else ''}{getattr(error, 'msg', None) or error}",
-            "a config is lines of `name = value`, as in nanoGPT",
-        ) from None
-    return _FileReader(str(path), text, known_defaults).read(tree)
+        why = f"{f'line {line}: ' if line else ''}{getattr(error, 'msg', None) or error}"
+    raise UserError(
+        f"{path} is not a config file onecard can read",
+        why,
+        "a config is lines of `name = value`, as in nanoGPT",
+    )
+
+
+def _parse(text: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 'C:\data' is a fine value; Python would warn of its backslash
+        return ast.parse(text)
 
 
 def _read_text(path: Path) -> str:
     try:
-        size = path.stat().st_size
         if path.is_dir():
             raise UserError(
                 f"{path} is a folder, not a config file", hint=f"name a file in it: {path}/NAME.py"
             )
-        if size > MAX_FILE_BYTES:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)  # no more: pipes and devices do not tell their size
+        if len(content) > MAX_FILE_BYTES:
             raise UserError(
                 f"{path} is too large for a config file",
-                f"it has {size:,} bytes; configs end at {MAX_FILE_BYTES:,}, nothing of it was read",
+                f"configs end at {MAX_FILE_BYTES:,} bytes; nothing of it was used",
                 "did you mean to give a data file to `onecard prepare`?",
             )
-        return path.read_text(encoding="utf-8")
+        # utf-8-sig: Windows editors put a mark in front.
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         folder = path.parent
         names = [str(p) for p in folder.glob("*.py")] if folder.is_dir() else []
@@ -80,14 +91,16 @@ def _read_text(path: Path) -> str:
         raise UserError(f"there is no config file {path}", hint=hint) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text", f"byte {error.start} is not valid UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read", str(error.strerror or error)) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise UserError(
+            f"{shortened(str(path))} cannot be read", str(getattr(error, "strerror", None) or error)
+        ) from None
 
 
 class _FileReader:
     def __init__(self, path: str, text: str, known_defaults: Mapping[str, Any]) -> None:
         self.path = path
-        self.lines = text.splitlines()
+        self.lines = text.split("\n")  # as ast counts them; splitlines() also splits at form feeds
         self.known_defaults = known_defaults
         self.values: dict[str, Value] = {}
         self.parsed = ParsedFile()
@@ -188,7 +201,7 @@ def evaluate(node: ast.expr, lookup: Callable[[str], Value]) -> Value:
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
             inner = evaluate(operand, lookup)
             if isinstance(inner, str) or inner is None:
-                raise _CannotEvaluateError(node, f"no arithmetic on {inner!r}")
+                raise _CannotEvaluateError(node, f"no arithmetic on {shortened(inner)}")
             return _bounded(node, _UNARY[type(op)](inner))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _binary(node, op, evaluate(left, lookup), evaluate(right, lookup))
@@ -207,7 +220,7 @@ def _binary(node: ast.BinOp, op: ast.operator, left: Value, right: Value) -> Val
     if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Add):
         return _bounded(node, left + right)
     if not isinstance(left, int | float) or not isinstance(right, int | float):
-        raise _CannotEvaluateError(node, f"no arithmetic on {left!r} and {right!r}")
+        raise _CannotEvaluateError(node, f"no arithmetic on {shortened(left)} and {shortened(right)}")
     if isinstance(op, ast.Pow) and (abs(right) > 64 or abs(left) > 10**6):
         raise _CannotEvaluateError(node, "this power is too large for a config")
     try:
@@ -217,6 +230,12 @@ def _binary(node: ast.BinOp, op: ast.operator, left: Value, right: Value) -> Val
     if not isinstance(result, int | float):
         raise _CannotEvaluateError(node, "this does not give a real number")
     return _bounded(node, result)
+
+
+def shortened(value: Value) -> str:
+    """A value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _bounded(node: ast.AST, value: Value) -> Value:
@@ -253,6 +272,8 @@ def split_arguments(arguments: Iterable[str], takes_value: Callable[[str], bool]
             continue
         name, separator, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
+        if not name:
+            raise UserError(f"'{word[:60]}' is not an option", hint="--name=value")
         if separator:
             result.append(Argument(name, value))
         elif pending and _belongs_to_flag(pending[0], takes_value(name)):
@@ -263,7 +284,7 @@ def split_arguments(arguments: Iterable[str], takes_value: Callable[[str], bool]
 
 
 def _belongs_to_flag(word: str, takes_value: bool) -> bool:
-    if word.lower() in TRUE_WORDS | FALSE_WORDS:
+    if word.lower() in TRUE_WORDS | FALSE_WORDS | {"0", "1"}:
         return True
     if not takes_value:
         return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
@@ -23,6 +25,7 @@ app = App(
 def prepare(
     *inputs: str,
     name: str | None = None,
+    out_root: Path = Path("data"),
     tokenizer: Literal["gpt2", "byte", "char"] | None = None,
     text_column: str = "text",
     val_fraction: float | None = None,
@@ -37,6 +40,8 @@ def prepare(
         Files or folders of text, jsonl or parquet; or `stdlib`, this Python's own sources.
     name
         Name of the folder under data/. Default: from the first input.
+    out_root
+        The folder that holds all data sets; nanoGPT's configs look in data/.
     tokenizer
         gpt2 (default), byte (default for stdlib), or char.
     text_column
@@ -62,6 +67,7 @@ def prepare(
     facts = run_prepare(
         list(inputs),
         name=name,
+        out_root=out_root,
         tokenizer=tokenizer,
         text_column=text_column,
         val_fraction=val_fraction,
@@ -116,12 +122,11 @@ def export(
     return 0
 
 
-def run_verb(arguments: list[str]) -> int:
-    from onecard.cli import CONFIG_VERBS
-
-    for verb, (function, _) in CONFIG_VERBS.items():
-        # Listed for --help; cli.main hands their arguments to config.py before it comes to this.
-        app.command(lambda: 0, name=verb, help=function.__doc__)
+def run_verb(arguments: list[str], config_verbs: Iterable[str]) -> int:
+    """Run one of the verbs above. `config_verbs` are cli.py's own, named here for "did you mean"."""
+    for verb in config_verbs:
+        if verb not in app:
+            app.command(lambda: 0, name=verb)
     try:
         result = app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:

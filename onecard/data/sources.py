@@ -306,16 +306,19 @@ def _jsonl(file: SourceFile, column: str, tally: Tally) -> Iterator[Piece]:
     with _open(file.path) as handle:
         for number, raw in enumerate(handle, start=1):
             read += len(raw)
-            line = _decode(raw, tally).removeprefix("\ufeff") if number == 1 else _decode(raw, tally)
-            if not line.strip():
+            line = _decode(raw, tally).strip()
+            if number == 1:
+                line = line.removeprefix("\ufeff")
+            if not line:
                 continue
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                at = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+                syntax = error if isinstance(error, json.JSONDecodeError) else None
+                at = f", column {syntax.colno}" if syntax else ""
                 raise UserError(
                     f"{file.path}, line {number:,}{at}: not JSON",
-                    f"{error}: {line.strip()[:60]!r}",
+                    f"{syntax.msg if syntax else error}: {line[:60]!r}",
                     "each line must be one object, such as {" + f'"{column}": "…"' + "}",
                 ) from error
             text = _field(row, column, f"{file.path}, line {number:,}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -23,9 +23,7 @@ from onecard.errors import UserError
 from onecard.generate.decode import Sampling, generate
 from onecard.model.gpt2 import GPT2
 from onecard.model.precision import autocast
-
-if TYPE_CHECKING:
-    from onecard.run.load import LoadedModel
+from onecard.run.load import LoadedModel, load_for_sampling
 
 SEPARATOR = "---------------"
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
@@ -40,18 +38,18 @@ _CHOOSING_BYTES = 64
 _WINDOW_VALUES = 16
 
 # A model may write escape sequences as well as letters; a terminal would obey them.
-_CONTROLS = ({*range(32), *range(127, 160)}) - {ord(harmless) for harmless in "\n\t\r"}
+_CONTROLS = {*range(32), *range(127, 160)} - {ord(harmless) for harmless in "\n\t\r"}
 _SHOW_CONTROLS = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
 
 
 def sample_command(config: SampleConfig) -> int:
     """Draw and print; the exit code is 0, or 130 after Ctrl-C."""
-    from onecard.run.load import load_for_sampling
-
     text = read_prompt(config.start)
     try:
         loaded = load_for_sampling(config)
         _tell(f"sampling from {loaded.description}")
+        for note in loaded.notes:
+            _tell(f"note: {note}")
         return _Drawing(loaded, config, text).run()
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -311,6 +309,7 @@ def _progress(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
         TextColumn("left:"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(file=stderr), transient=True) as bar:
+    # rich would otherwise take the samples off stdout and write them above its bar.
+    with Progress(*columns, console=Console(file=stderr), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task("", total=total)
         yield lambda completed: bar.update(task, completed=completed)

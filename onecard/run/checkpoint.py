@@ -98,14 +98,17 @@ def save_checkpoint(
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Complete checkpoints, oldest first."""
+    """Checkpoints that were written to the end, oldest first. What happened to their files since is
+    for `damage` to say: one whose state cannot be read any more is listed with none."""
     found = []
     for path in folder.glob("step-*") if folder.is_dir() else ():
         match = _NAME.fullmatch(path.name)
         if match and (path / _MANIFEST).is_file():
-            state = read_json(path / _STATE)
-            if state is not None:
-                found.append(Checkpoint(path, int(match[1]), state))
+            try:
+                state = read_json(path / _STATE)
+            except UserError:
+                state = None
+            found.append(Checkpoint(path, int(match[1]), state or {}))
     return sorted(found, key=lambda c: c.step)
 
 

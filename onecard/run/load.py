@@ -46,6 +46,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     description: str
     device: str
+    notes: tuple[str, ...] = ()
 
 
 def model_tensors(model: GPT2) -> dict[str, Tensor]:
@@ -186,6 +187,9 @@ def load_for_sampling(config: SampleConfig) -> LoadedModel:
         else weights_from(config.init_from)
     )
     tokenizer = tokenizer_of(weights)
-    dtype, _ = choose_dtype(config.dtype, device)
+    dtype, note = choose_dtype(config.dtype, device)
+    notes = [*config.notes, *([note] if note else [])]
+    if config.step is not None and config.init_from != "resume":
+        notes.append(f"step is not used with init_from={config.init_from}")
     model = weights.build().to(device=device, dtype=torch_dtype(dtype)).eval()
-    return LoadedModel(model, tokenizer, weights.description, device)
+    return LoadedModel(model, tokenizer, weights.description, device, tuple(notes))

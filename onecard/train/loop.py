@@ -19,7 +19,6 @@ from onecard.data.prefetch import Prefetcher
 from onecard.errors import UserError
 from onecard.generate.sample import sample_text
 from onecard.hardware.machine import peak_flops
-from onecard.model.precision import autocast
 from onecard.optim.adamw import export_state
 from onecard.optim.schedule import learning_rate
 from onecard.run.checkpoint import save_checkpoint
@@ -186,12 +185,16 @@ class Training:
         )
 
     def _show_sample(self) -> None:
-        if self.run.tokenizer is None or not self.config.sample_tokens or self.position.step == 0:
+        run, config = self.run, self.config
+        if run.tokenizer is None or not config.sample_tokens or self.position.step == 0:
             return
-        with autocast(self.run.device, self.run.dtype):
+        try:
             text = sample_text(
-                self.run.model, self.run.tokenizer, "\n", self.config.sample_tokens, self.config.seed
+                run.model, run.tokenizer, "", config.sample_tokens, config.seed, device=run.device, dtype=run.dtype
             )
+        except UserError as error:
+            self.display.say(f"note: no sample text: {error.what}", "yellow")
+            return
         self.recorder.sample(self.position.step, text)
         shown = "\n".join("    " + line for line in text.strip("\n").splitlines()[:6])
         self.display.say(shown, "dim")

@@ -60,7 +60,7 @@ class Stepper:
                 return None
             loss += self.backward(micro, step_tokens)
             on_micro(done + 1, len(micros))
-        return StepResult(loss, self._update(learning_rate), step_tokens)
+        return StepResult(loss, self.update(learning_rate), step_tokens)
 
     def backward(self, micro: Micro, step_tokens: int) -> Tensor:
         """Add this micro-batch's share of the step's gradient; return its share of the loss."""
@@ -70,7 +70,8 @@ class Stepper:
         self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return share.detach()
 
-    def _update(self, learning_rate: float) -> Tensor:
+    def update(self, learning_rate: float) -> Tensor:
+        """Clip, step, clear. Returns the gradient norm before clipping."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.scaler.unscale_(self.optimizer)

@@ -174,7 +174,9 @@ def test_one_block_is_enough_and_none_is_an_error() -> None:
         Sequences(Row(10), 10, seed=5)
 
 
-@pytest.mark.parametrize("damage", [{"epoch": "1"}, {"index": -1}, {"sequences": None}, {"epoch_tokens": 1.5}])
+@pytest.mark.parametrize(
+    "damage", [{"epoch": "1"}, {"index": -1}, {"sequences": None}, {"epoch_tokens": 1.5}]
+)
 def test_a_damaged_state_is_refused(damage: dict[str, object]) -> None:
     good: dict[str, object] = {"epoch": 0, "index": 0, "epoch_tokens": 10, "sequences": 0}
     assert DataState.from_json(good) == DataState(0, 0, 10, 0)

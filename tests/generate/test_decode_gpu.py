@@ -74,7 +74,7 @@ def test_cached_logits_agree_in_bf16(model: GPT2, autocasting: bool) -> None:
 
 
 def test_samples_do_not_depend_on_the_batch_and_stay_in_the_vocabulary(model: GPT2) -> None:
-    model.transformer["wte"].weight.data[N_VOCAB:] *= 50.0  # padding that would win if it were not masked
+    model.lm_head.weight.data[N_VOCAB:] *= 50.0  # padding that would win if it were not masked
     model = model.double()
 
     def rows(samples: int, first_sample: int) -> list[list[int]]:

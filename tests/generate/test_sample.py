@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
-import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,17 @@ from onecard.generate import sample as sample_module
 from onecard.generate.decode import Sampling, generate
 from onecard.generate.sample import SEPARATOR, sample_command, sample_text, samples_at_once
 from onecard.model.gpt2 import GPT2
+from onecard.run.load import LoadedModel
 from onecard.shapes import GPT2Shape
 
 
-@dataclass(frozen=True)
-class FakeLoaded:
-    model: GPT2
-    tokenizer: Tokenizer
-    description: str = "out-test, step 10, 0.01M parameters"
-    device: str = "cpu"
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small only make threads wait for each other, long where other tests run beside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def byte_model(vocab_size: int = 257, block_size: int = 32) -> GPT2:
@@ -38,14 +38,12 @@ def byte_model(vocab_size: int = 257, block_size: int = 32) -> GPT2:
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLoaded]:
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LoadedModel]:
     """Make the command load this model, whatever is on disk."""
 
-    def install(model: GPT2 | None = None, tokenizer: Tokenizer | None = None) -> FakeLoaded:
-        loaded = FakeLoaded(model or byte_model(), tokenizer or ByteTokenizer())
-        module = types.ModuleType("onecard.run.load")
-        module.load_for_sampling = lambda config: loaded  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "onecard.run.load", module)
+    def install(model: GPT2 | None = None, tokenizer: Tokenizer | None = None) -> LoadedModel:
+        loaded = LoadedModel(model or byte_model(), tokenizer or ByteTokenizer(), "out-test, step 10", "cpu")
+        monkeypatch.setattr(sample_module, "load_for_sampling", lambda config: loaded)
         return loaded
 
     return install
@@ -79,7 +77,7 @@ def writes(text: str, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> 
     return calls
 
 
-def expected_text(loaded: FakeLoaded, config: SampleConfig, number: int, prompt: str) -> str:
+def expected_text(loaded: LoadedModel, config: SampleConfig, number: int, prompt: str) -> str:
     ids = loaded.tokenizer.encode(prompt)
     sampling = Sampling(config.temperature, config.top_k, config.top_p, config.seed)
     steps = generate(
@@ -97,7 +95,7 @@ def expected_text(loaded: FakeLoaded, config: SampleConfig, number: int, prompt:
 # --- output -----------------------------------------------------------------------------------------
 
 
-def test_a_pipe_gets_plain_text(load: Callable[..., FakeLoaded], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_plain_text(load: Callable[..., LoadedModel], capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load()
     config = SampleConfig(start="Once", num_samples=3, max_new_tokens=12)
     assert sample_command(config) == 0
@@ -107,14 +105,14 @@ def test_a_pipe_gets_plain_text(load: Callable[..., FakeLoaded], capsys: pytest.
     )
     assert "sampling from out-test, step 10" in captured.err
     assert re.search(
-        r"3 samples, 36 tokens in \d+\.\d\d s: [\d,]+ tokens/s without the \d+\.\d\d s for reading the prompt "
-        r"\(cpu, float32\)\n$",
+        r"3 samples, 36 tokens in \d+\.\d\d s: [\d,]+ tokens/s without the \d+\.\d\d s for reading "
+        r"the prompt \(cpu, float32\)\n$",
         captured.err,
     )
 
 
 def test_batches_and_numbering_do_not_change_the_samples(
-    load: Callable[..., FakeLoaded], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(byte_model().double())
     config = SampleConfig(num_samples=5, max_new_tokens=40)
@@ -125,14 +123,14 @@ def test_batches_and_numbering_do_not_change_the_samples(
     assert capsys.readouterr().out == at_once
 
 
-def test_one_token_has_no_rate(load: Callable[..., FakeLoaded], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_token_has_no_rate(load: Callable[..., LoadedModel], capsys: pytest.CaptureFixture[str]) -> None:
     load()
     assert sample_command(SampleConfig(num_samples=1, max_new_tokens=1)) == 0
     assert re.search(r"1 sample, 1 token in \d+\.\d\d s \(cpu, float32\)\n$", capsys.readouterr().err)
 
 
 def test_a_terminal_sees_the_first_sample_grow_by_whole_characters(
-    load: Callable[..., FakeLoaded], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load()
     writes("né 漢🙂!", monkeypatch, loaded.tokenizer)
@@ -146,7 +144,7 @@ def test_a_terminal_sees_the_first_sample_grow_by_whole_characters(
 
 
 def test_a_character_cut_off_at_the_end_shows_as_replacement(
-    load: Callable[..., FakeLoaded], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load()
     half = "🙂".encode()[:2]
@@ -160,7 +158,7 @@ def test_a_character_cut_off_at_the_end_shows_as_replacement(
 
 
 def test_a_terminal_does_not_obey_the_model_but_a_pipe_gets_every_byte(
-    load: Callable[..., FakeLoaded], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = load()
     writes("\x1b[2Jok\n\x9b", monkeypatch, loaded.tokenizer)
@@ -174,7 +172,7 @@ def test_a_terminal_does_not_obey_the_model_but_a_pipe_gets_every_byte(
 
 
 def test_an_output_encoding_without_the_character(
-    load: Callable[..., FakeLoaded], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load()
     writes("漢", monkeypatch, loaded.tokenizer)
@@ -185,7 +183,7 @@ def test_an_output_encoding_without_the_character(
 
 
 def test_progress_only_where_a_person_watches_and_nothing_streams(
-    load: Callable[..., FakeLoaded], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load()
     config = SampleConfig(num_samples=2, max_new_tokens=5)
@@ -196,13 +194,14 @@ def test_progress_only_where_a_person_watches_and_nothing_streams(
         assert sample_command(config) == 0
         assert ("10/10" in stderr.getvalue()) == shows
         assert "10/10" not in out.getvalue()
+        assert (out.getvalue().count(SEPARATOR), stderr.getvalue().count(SEPARATOR)) == (2, 0)
 
 
 # --- prompts ----------------------------------------------------------------------------------------
 
 
 def test_prompt_from_a_file(
-    load: Callable[..., FakeLoaded],
+    load: Callable[..., LoadedModel],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -216,7 +215,7 @@ def test_prompt_from_a_file(
     assert calls[0]["prompt"] == list("Grüße\naus der Datei".encode())
 
 
-def test_prompt_files_that_cannot_be_read(tmp_path: Path, load: Callable[..., FakeLoaded]) -> None:
+def test_prompt_files_that_cannot_be_read(tmp_path: Path, load: Callable[..., LoadedModel]) -> None:
     load()
     with pytest.raises(UserError, match=r"missing\.txt cannot be read"):
         sample_command(SampleConfig(start=f"FILE:{tmp_path / 'missing.txt'}"))
@@ -232,7 +231,7 @@ def test_prompt_files_that_cannot_be_read(tmp_path: Path, load: Callable[..., Fa
 
 
 def test_an_empty_prompt_starts_a_document(
-    load: Callable[..., FakeLoaded], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = load()
     calls = writes("hi", monkeypatch, loaded.tokenizer)
@@ -247,14 +246,14 @@ def test_an_empty_prompt_starts_a_document(
     assert capsys.readouterr().out == f"hi\n{SEPARATOR}\n"
 
 
-def test_a_prompt_the_model_has_no_embedding_for(load: Callable[..., FakeLoaded]) -> None:
+def test_a_prompt_the_model_has_no_embedding_for(load: Callable[..., LoadedModel]) -> None:
     load(byte_model(vocab_size=128))
     with pytest.raises(UserError, match=r"the prompt has token 195, the model knows 128"):
         sample_command(SampleConfig(start="ü"))
 
 
 def test_the_sliding_window_is_told_once_and_before(
-    load: Callable[..., FakeLoaded], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(byte_model(block_size=16))
     monkeypatch.setattr(sample_module, "_MOST_AT_ONCE", 1)
@@ -287,7 +286,7 @@ def runs_out_above(rows: int, monkeypatch: pytest.MonkeyPatch, after: int = 0) -
 
 
 def test_out_of_memory_halves_the_batch_and_goes_on(
-    load: Callable[..., FakeLoaded], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(byte_model().double())
     config = SampleConfig(num_samples=7, max_new_tokens=6)
@@ -304,7 +303,7 @@ def test_out_of_memory_halves_the_batch_and_goes_on(
 
 
 def test_out_of_memory_with_one_sample_is_told(
-    load: Callable[..., FakeLoaded], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load()
     runs_out_above(0, monkeypatch)
@@ -331,7 +330,7 @@ def test_samples_at_once_follow_the_budget(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("terminal", [False, True])
 def test_ctrl_c_prints_what_there_is(
     terminal: bool,
-    load: Callable[..., FakeLoaded],
+    load: Callable[..., LoadedModel],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -351,7 +350,7 @@ def test_ctrl_c_prints_what_there_is(
 
 
 def test_ctrl_c_before_the_first_token_prints_nothing(
-    load: Callable[..., FakeLoaded], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load()
 
@@ -364,9 +363,9 @@ def test_ctrl_c_before_the_first_token_prints_nothing(
     assert capsys.readouterr().out == ""
 
 
-def test_a_diverged_model_is_told(load: Callable[..., FakeLoaded], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diverged_model_is_told(load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch) -> None:
     model = byte_model()
-    model.transformer["ln_f"].weight.data[0] = float("nan")
+    model.transformer.ln_f.weight.data[0] = float("nan")
     load(model)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -375,7 +374,7 @@ def test_a_diverged_model_is_told(load: Callable[..., FakeLoaded], monkeypatch: 
     assert terminal.getvalue() == f"a\n{SEPARATOR}\n"
 
 
-def test_bfloat16_weights(load: Callable[..., FakeLoaded], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bfloat16_weights(load: Callable[..., LoadedModel], capsys: pytest.CaptureFixture[str]) -> None:
     load(byte_model().bfloat16())
     assert sample_command(SampleConfig(num_samples=2, max_new_tokens=40)) == 0
     captured = capsys.readouterr()

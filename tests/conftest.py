@@ -1,0 +1,39 @@
+"""What several rooms' tests share. Imports only what the GPU machine has too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+# Tests must not leave compiled code or downloads in the user's own cache.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder with a small learnable data set, as nanoGPT's commands expect."""
+    monkeypatch.chdir(tmp_path)
+    write_bins(tmp_path / "data" / "tiny", train=6_000, val=1_500)
+    return tmp_path
+
+
+def learnable_tokens(count: int, vocab: int = 61, seed: int = 0) -> np.ndarray:
+    """Tokens that mostly follow from the one before, so that a few steps lower the loss."""
+    random = np.random.default_rng(seed)
+    noise = random.integers(0, vocab, count)
+    surprise = random.random(count) < 0.15
+    tokens = np.empty(count, dtype=np.uint16)
+    tokens[0] = 1
+    for i in range(1, count):
+        tokens[i] = noise[i] if surprise[i] else (int(tokens[i - 1]) * 5 + 1) % vocab
+    return tokens
+
+
+def write_bins(folder: Path, *, train: int, val: int, vocab: int = 61) -> None:
+    """nanoGPT's own layout: headerless uint16, no meta.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    learnable_tokens(train, vocab, seed=1).tofile(folder / "train.bin")
+    learnable_tokens(val, vocab, seed=2).tofile(folder / "val.bin")

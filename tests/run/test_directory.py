@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onecard.config import RunConfig, load_config
+from onecard.errors import UserError
+from onecard.run.directory import RunDirectory, differences, read_json, write_json
+
+
+def config(*arguments: str) -> RunConfig:
+    return load_config(RunConfig, arguments)
+
+
+def test_a_config_comes_back_with_what_the_user_had_set(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.create()
+    written = config("--n_layer=3", "--dtype=float32", "--tokens=1B")
+    directory.write_config(written)
+    read = directory.read_config()
+    assert read == written
+    assert read is not None
+    assert read.is_set("n_layer")
+    assert not read.is_set("n_head")
+
+
+def test_a_damaged_or_foreign_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    assert read_json(path) is None
+    for content in ("{", "[]", '{"schema": 99}', "null"):
+        path.write_text(content)
+        with pytest.raises(UserError, match=r"config\.json"):
+            read_json(path)
+
+
+def test_writing_replaces_whole_files_only(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"schema": 1, "a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"schema": 1, "a": object()})
+    assert read_json(path) == {"schema": 1, "a": 1}
+
+
+def test_setting_aside_loses_nothing_and_never_overwrites(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    assert directory.set_aside() is None
+    for number in (1, 2, 3):
+        directory.create()
+        (directory.path / "mark").write_text(str(number))
+        assert directory.set_aside() == tmp_path / f"run.before-{number}"
+    assert (tmp_path / "run.before-2" / "mark").read_text() == "2"
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be created"):
+        RunDirectory(tmp_path / "file" / "run").create()
+
+
+def test_only_what_changes_the_experiment_counts_as_a_difference() -> None:
+    before = config("--batch_size=16", "--gradient_accumulation_steps=32")
+    assert differences(before, config("--batch_size=8", "--gradient_accumulation_steps=64")) == []
+    same = config("--batch_size=16", "--gradient_accumulation_steps=32", "--device=cpu", "--log_interval=7", "--no-compile")
+    assert differences(before, same) == []
+    other = config("--batch_size=16", "--gradient_accumulation_steps=32", "--n_layer=3", "--learning_rate=1e-3")
+    assert differences(before, other) == [("n_layer", 12, 3), ("learning_rate", 6e-4, 1e-3)]
+    smaller = config("--batch_size=8", "--gradient_accumulation_steps=32")
+    assert [name for name, _, _ in differences(before, smaller)] == ["batch_size", "gradient_accumulation_steps"]

@@ -1,0 +1,333 @@
+"""Whole runs on a small data set, in the working folder nanoGPT's commands expect."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import write_bins
+
+from onecard.config import RunConfig, load_config
+from onecard.errors import UserError
+from onecard.run.checkpoint import list_checkpoints
+from onecard.run.metrics import read_metrics
+from onecard.train import loop as loop_module
+from onecard.train.loop import train
+from onecard.train.step import Stepper
+from onecard.train.summary import Summary
+
+TINY = [
+    "--dataset=tiny", "--vocab_size=61", "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16",
+    "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--min_lr=1e-3", "--warmup_iters=3",
+    "--lr_decay_iters=20", "--max_iters=20", "--eval_interval=10", "--eval_iters=2", "--device=cpu", "--no-compile",
+    "--sample_tokens=0", "--out_dir=out",
+]  # fmt: skip
+
+
+def config(*more: str) -> RunConfig:
+    return load_config(RunConfig, [*TINY, *more])
+
+
+def losses(out_dir: str = "out") -> dict[int, float]:
+    return {x["step"]: x["loss"] for x in read_metrics(Path(out_dir) / "metrics.jsonl") if "loss" in x}
+
+
+def final_weights(out_dir: str = "out") -> dict[str, torch.Tensor]:
+    return list_checkpoints(Path(out_dir) / "checkpoints")[-1].model_tensors()
+
+
+def test_a_run_learns_and_leaves_all_its_files(workplace: Path) -> None:
+    summary = train(config())
+    assert summary.values["val_loss"] < summary.values["first_val_loss"] - 0.5
+    out = workplace / "out"
+    assert [c.step for c in list_checkpoints(out / "checkpoints")] == [10, 20]
+    log = (out / "log.txt").read_text().splitlines()
+    assert log[0].startswith("step 0: train loss 4.1")
+    assert log[1].startswith("iter 0: loss 4.1")
+    assert [line for line in log if line.startswith("step ")][-1].startswith("step 20:")
+    metrics = [x for x in read_metrics(out / "metrics.jsonl") if "loss" in x]
+    assert [x["step"] for x in metrics] == list(range(20))
+    assert metrics[-1]["tokens"] == 20 * 4 * 2 * 16
+    assert all(x["grad_norm"] > 0 and x["tokens_per_second"] > 0 and x["memory_gib"] > 0 for x in metrics)
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()[1:]]
+    assert [e["event"] for e in events] == ["started", "saved", "saved", "finished"]
+    assert json.loads((out / "config.json").read_text())["values"]["n_layer"] == 2
+    text = summary.text()
+    assert "done at step 20 of 20" in text
+    assert "guessing by frequency alone" in text
+
+
+@pytest.mark.parametrize("dropout", ["0.0", "0.1"])
+def test_a_resumed_run_is_the_run_it_would_have_been_bit_for_bit(workplace: Path, dropout: str) -> None:
+    train(config(f"--dropout={dropout}", "--out_dir=straight"))
+    train(config(f"--dropout={dropout}", "--out_dir=halves", "--max_iters=10"))
+    train(config(f"--dropout={dropout}", "--out_dir=halves", "--init_from=resume"))
+    assert losses("straight") == losses("halves")
+    straight, halves = final_weights("straight"), final_weights("halves")
+    assert all(torch.equal(straight[name], halves[name]) for name in straight)
+
+
+def test_the_same_command_again_continues_and_then_has_nothing_to_do(workplace: Path) -> None:
+    train(config("--max_iters=20"))
+    before = final_weights()
+    again = train(config("--max_iters=20"))
+    assert again.values["step"] == 20
+    assert all(torch.equal(before[n], t) for n, t in final_weights().items())
+
+
+def test_ctrl_c_saves_the_last_completed_step_at_once_and_the_next_start_goes_on(
+    workplace: Path,
+) -> None:
+    """The signal comes inside step 7, between its micro-batches; the step must not count."""
+    calls = 0
+    real = Stepper.backward
+
+    def backward(self: Stepper, *args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 7 * 2 + 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "backward", backward)
+        summary = train(config("--out_dir=cut"))
+    assert summary.interrupted
+    assert "continue with the same command" in summary.text()
+    assert calls == 7 * 2 + 1  # the second micro-batch of that step was not computed
+    assert [c.step for c in list_checkpoints(Path("cut/checkpoints"))] == [7]
+    train(config("--out_dir=cut"))
+    train(config("--out_dir=straight"))
+    assert losses("cut") == losses("straight")
+
+
+def test_a_second_ctrl_c_quits_at_once(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Stepper.backward
+
+    def backward(self: Stepper, *args: Any) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(self, *args)
+
+    monkeypatch.setattr(Stepper, "backward", backward)
+    with pytest.raises(KeyboardInterrupt):
+        train(config())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_batch_split_changes_neither_data_nor_losses(workplace: Path) -> None:
+    train(config("--out_dir=a"))
+    train(config("--out_dir=b", "--batch_size=8", "--gradient_accumulation_steps=1", "--eval_iters=1"))
+    a, b = losses("a"), losses("b")
+    assert a.keys() == b.keys()
+    assert all(a[step] == pytest.approx(b[step], abs=2e-5) for step in a)
+    evaluations = [[x["val_loss"] for x in read_metrics(Path(d) / "metrics.jsonl") if "val_loss" in x] for d in "ab"]
+    assert evaluations[0] == pytest.approx(evaluations[1], abs=2e-5)
+
+
+def test_a_resumed_run_may_be_split_otherwise(workplace: Path) -> None:
+    train(config("--out_dir=a"))
+    train(config("--out_dir=b", "--max_iters=10"))
+    train(config("--out_dir=b", "--init_from=resume", "--batch_size=3", "--gradient_accumulation_steps=1"))
+    # 8 sequences a step, then 3: the data goes on where it was.
+    state = list_checkpoints(Path("b/checkpoints"))[-1].state["position"]["data"]
+    assert state["sequences"] == 10 * 8 + 10 * 3
+
+
+def test_scratch_refuses_a_used_folder_and_fresh_sets_it_aside(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    with pytest.raises(UserError, match="already holds a run") as refused:
+        train(config("--init_from=scratch"))
+    assert "--fresh" in refused.value.hint
+    train(config("--fresh", "--max_iters=10", "--n_layer=1"))
+    assert [c.step for c in list_checkpoints(Path("out.before-1/checkpoints"))] == [10]
+    assert list_checkpoints(Path("out/checkpoints"))[-1].state["shape"]["n_layer"] == 1
+
+
+def test_a_different_config_in_a_used_folder_is_shown_not_run(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    before = sorted(p.name for p in Path("out").iterdir())
+    with pytest.raises(UserError, match="different config") as refused:
+        train(config("--max_iters=10", "--learning_rate=5e-3", "--n_layer=3"))
+    assert "n_layer: 2 there, 3 now" in refused.value.why
+    assert "learning_rate: 0.01 there, 0.005 now" in refused.value.why
+    assert "--init_from=resume" in refused.value.hint
+    assert sorted(p.name for p in Path("out").iterdir()) == before
+
+
+def test_resume_keeps_the_checkpoints_architecture_and_says_so(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config("--max_iters=10"))
+    train(config("--init_from=resume", "--n_layer=5"))
+    assert "n_layer is 2 in the checkpoint; 5 is not used" in capsys.readouterr().err
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config())
+    newest = list_checkpoints(Path("out/checkpoints"))[-1]
+    (newest.path / "model.safetensors").write_bytes(b"oops")
+    expected = losses()
+    train(config())
+    assert "step-00000020 is damaged" in capsys.readouterr().err
+    assert losses() == expected
+
+
+def test_eval_only_evaluates_and_writes_nothing(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = train(config("--eval_only"))
+    assert not Path("out").exists()
+    assert 4.0 < summary.values["val_loss"] < 4.3
+    assert "step 0: train loss" in capsys.readouterr().err
+    train(config("--max_iters=10"))
+    trained = train(config("--eval_only", "--init_from=resume"))
+    assert trained.values["val_loss"] < summary.values["val_loss"]
+
+
+def test_always_save_checkpoint_false_saves_improvements_and_the_end_only(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = iter([(5.0, 5.0), (4.0, 4.0), (3.0, 4.5), (3.0, 4.6), (3.0, 4.7)])
+    monkeypatch.setattr(loop_module, "evaluate_both", lambda *_: next(scripted))
+    train(config("--always_save_checkpoint=False", "--eval_interval=5"))
+    assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [5, 20]
+
+
+def test_the_horizon_in_tokens_ends_the_run(workplace: Path) -> None:
+    arguments = [a for a in TINY if not a.startswith(("--max_iters", "--lr_decay", "--warmup"))]
+    summary = train(load_config(RunConfig, [*arguments, "--tokens=1000"]))
+    assert summary.values["step"] == 8  # 128 tokens a step, rounded up
+    assert summary.values["tokens"] == 1024
+
+
+def test_a_diverged_run_stops_with_a_reason_and_exit_code_1(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Stepper.backward
+    calls = 0
+
+    def backward(self: Stepper, *args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        share = real(self, *args)
+        return share * float("nan") if calls > 24 else share
+
+    monkeypatch.setattr(Stepper, "backward", backward)
+    with pytest.raises(UserError, match="the loss became nan at step 12") as stopped:
+        train(config())
+    assert stopped.value.exit_code == 1
+    assert "from step 10" in stopped.value.why
+    assert read_metrics(Path("out/metrics.jsonl"))[-1]["loss"] is None
+
+
+def test_a_full_disk_at_an_evaluation_does_not_end_the_run_but_at_the_end_it_is_an_error(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = loop_module.save_checkpoint
+
+    def full_at_ten(folder: Path, step: int, *rest: Any) -> Path:
+        if step == 10:
+            raise UserError("the checkpoint of step 10 could not be written", "no space")
+        return real(folder, step, *rest)
+
+    monkeypatch.setattr(loop_module, "save_checkpoint", full_at_ten)
+    assert train(config()).values["step"] == 20
+    assert "step 10 could not be written" in capsys.readouterr().err
+    with pytest.raises(UserError, match="step 10"):
+        train(config("--out_dir=short", "--max_iters=10"))
+
+
+def test_wandb_gets_the_run_when_installed_and_one_hint_when_not(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    train(config("--wandb_log=True", "--max_iters=10"))
+    assert capsys.readouterr().err.count("pip install 'onecard[wandb]'") == 1
+
+    logged: list[dict[str, Any]] = []
+    started: list[dict[str, Any]] = []
+    run = types.SimpleNamespace(log=logged.append, finish=lambda: started.append({"finished": True}))
+    fake = types.SimpleNamespace(init=lambda **kw: started.append(kw) or run)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    train(config("--wandb_log=True", "--wandb_project=p", "--wandb_run_name=r", "--out_dir=w"))
+    assert started[0]["project"] == "p"
+    assert started[0]["name"] == "r"
+    assert started[-1] == {"finished": True}
+    assert [x["iter"] for x in logged if "val/loss" in x] == [0, 10, 20]
+    assert len([x for x in logged if "train/loss_step" in x]) == 20
+
+
+def test_samples_are_written_at_evaluations(workplace: Path) -> None:
+    from onecard.data.prepare import prepare
+
+    Path("text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
+    prepare(["text.txt"], tokenizer="byte", progress=False)
+    arguments = [a for a in TINY if not a.startswith(("--vocab", "--dataset", "--sample"))]
+    train(load_config(RunConfig, [*arguments, "--dataset=text", "--sample_tokens=40"]))
+    samples = sorted(p.name for p in Path("out/samples").iterdir())
+    assert samples == ["step-00000010.txt", "step-00000020.txt"]
+    assert 10 < len((Path("out/samples") / samples[-1]).read_text()) <= 41
+    state = list_checkpoints(Path("out/checkpoints"))[-1].state
+    assert state["tokenizer"]["name"] == "byte"
+    assert state["shape"]["vocab_size"] == 320  # 257 rounded up to a multiple of 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset=missing"], "missing"),
+        (["--block_size=2000"], "block_size"),
+        (["--vocab_size=50"], "vocab"),
+        (["--init_from=resume"], "no run folder"),
+        (["--init_from=./nowhere/ckpt.pt"], "nothing at"),
+        (["--n_layer=1024", "--n_embd=65536"], "cannot be trained here"),
+        (["--device=cuda:7"], "cuda:7"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_error_and_leaves_nothing(
+    workplace: Path, arguments: list[str], message: str
+) -> None:
+    if arguments == ["--device=cuda:7"] and torch.cuda.device_count() > 7:
+        pytest.skip("this machine has eight cards")
+    with pytest.raises(UserError, match=message) as error:
+        train(config(*arguments))
+    assert error.value.hint or error.value.why
+    assert not Path("out").exists()
+
+
+def test_torchrun_is_told_that_this_is_one_card(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UserError, match="one card"):
+        train(config())
+
+
+def test_data_that_shrank_under_a_run_is_refused_and_data_that_grew_is_taken(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    write_bins(workplace / "data" / "tiny", train=9_000, val=1_500)
+    summary: Summary = train(config("--max_iters=10", "--init_from=resume", "--eval_interval=5"))
+    assert summary.values["step"] == 10
+    np.zeros(500, dtype=np.uint16).tofile(workplace / "data" / "tiny" / "train.bin")
+    with pytest.raises(UserError, match="shorter"):
+        train(config("--init_from=resume"))
+
+
+def test_a_nanogpt_checkpoint_in_out_dir_is_continued(workplace: Path) -> None:
+    """The fixture was written by nanoGPT's own train.py; its vocabulary of 21 needs data of its own."""
+    fixture = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "ckpt.pt"
+    write_bins(workplace / "data" / "twenty", train=4_000, val=800, vocab=21)
+    Path("out").mkdir()
+    Path("out/ckpt.pt").write_bytes(fixture.read_bytes())
+    summary = train(config("--dataset=twenty", "--init_from=resume", "--max_iters=40"))
+    assert summary.values["step"] == 40
+    assert sorted(losses()) == list(range(30, 40))  # it had been saved at iteration 30
+    moments = list_checkpoints(Path("out/checkpoints"))[-1].optimizer_tensors()
+    assert moments["step.transformer.wte.weight"].item() == 40

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from onecard.train.pace import SETTLING_STEPS, Pace, duration
+
+
+def pace(last_step: int = 100, eval_interval: int = 50) -> Pace:
+    return Pace(tokens_per_step=1000, eval_interval=eval_interval, last_step=last_step)
+
+
+def test_compilation_in_the_first_steps_does_not_enter_the_estimate() -> None:
+    p = pace()
+    for seconds in (27.0, 5.0, 1.0):
+        p.steps_took(seconds)
+    assert SETTLING_STEPS == 3
+    assert p.seconds_left(3) is None  # more than a guess, or nothing
+    for _ in range(5):
+        p.steps_took(0.5)
+    assert p.tokens_per_second == 2000
+    assert p.seconds_left(8) == pytest.approx(92 * 0.5)
+
+
+def test_one_slow_step_does_not_move_the_estimate() -> None:
+    p = pace()
+    for seconds in [1.0] * 3 + [0.5] * 10 + [30.0]:
+        p.steps_took(seconds)
+    assert p.step_seconds == 0.5
+
+
+def test_evaluations_still_to_come_are_counted() -> None:
+    p = pace(last_step=120, eval_interval=50)
+    for _ in range(10):
+        p.steps_took(1.0)
+    p.evaluation_took(7.0)
+    # From step 40: evaluations at 50, 100 and the closing one at 120.
+    assert p.seconds_left(40) == pytest.approx(80 + 3 * 7)
+    assert p.seconds_left(120) == pytest.approx(7)
+    q = pace(last_step=100, eval_interval=50)
+    for _ in range(10):
+        q.steps_took(1.0)
+    q.evaluation_took(7.0)
+    assert q.seconds_left(60) == pytest.approx(40 + 7)
+
+
+def test_several_steps_between_log_lines_are_averaged() -> None:
+    p = pace()
+    for _ in range(5):
+        p.steps_took(4.0, steps=8)
+    assert p.step_seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.4, "59s"), (60, "1m00s"), (247, "4m07s"), (7500, "2h05m"), (90_000, "1d01h"), (-3, "0s")],
+)
+def test_durations_read_naturally(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import learnable_tokens
+from safetensors import safe_open
+
+from onecard.config import RunConfig
+from onecard.data.batches import Sequences
+from onecard.data.prefetch import Micro, Prefetcher
+from onecard.model.gpt2 import GPT2
+from onecard.optim.adamw import build_adamw
+from onecard.optim.schedule import learning_rate
+from onecard.run.load import load_weights
+from onecard.shapes import GPT2Shape
+from onecard.train.step import Stepper
+
+SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=32, vocab_size=61, block_size=16, bias=True)
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "hundred_steps.safetensors"
+
+
+class Tokens:
+    """Tokens in memory, with the interface of a token file."""
+
+    def __init__(self, count: int) -> None:
+        self.tokens = learnable_tokens(count).astype("int64")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def gather(self, positions, length):  # type: ignore[no-untyped-def]
+        import numpy as np
+
+        return np.stack([self.tokens[p : p + length] for p in positions])
+
+    def refresh(self) -> int:
+        return len(self)
+
+
+def make_stepper(dropout: float = 0.0, grad_clip: float = 1.0, dtype: torch.dtype = torch.float64) -> Stepper:
+    model = GPT2.initialised(SHAPE, 3).to(dtype)
+    optimizer = build_adamw(model, learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    return Stepper(model, optimizer, device="cpu", dtype="float32", dropout=dropout, grad_clip=grad_clip)
+
+
+def gradients_of_one_step(micro_batch: int, dropout: float) -> tuple[float, dict[str, torch.Tensor]]:
+    sequences = Sequences(Tokens(3000), SHAPE.block_size, seed=7)
+    stepper = make_stepper(dropout)
+    loss = 0.0
+    with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=micro_batch) as batches:
+        for micro in batches.next_step().micros:
+            loss += stepper.backward(micro, 16 * SHAPE.block_size).item()
+    return loss, {n: p.grad.clone() for n, p in stepper.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("micro_batch", [8, 5, 3, 1])
+def test_how_a_step_is_split_changes_neither_loss_nor_gradients(micro_batch: int, dropout: float) -> None:
+    whole_loss, whole = gradients_of_one_step(16, dropout)
+    loss, split = gradients_of_one_step(micro_batch, dropout)
+    assert loss == pytest.approx(whole_loss, rel=1e-9)
+    assert whole.keys() == split.keys() == dict(make_stepper().model.named_parameters()).keys()
+    for name, gradient in whole.items():
+        error = (split[name] - gradient).norm() / gradient.norm()
+        assert error.item() < 1e-9, name
+
+
+def test_dropout_changes_the_loss_and_another_sequence_gets_another_mask() -> None:
+    plain, _ = gradients_of_one_step(16, 0.0)
+    dropped, _ = gradients_of_one_step(16, 0.2)
+    assert dropped != pytest.approx(plain, rel=1e-6)
+
+
+def test_a_step_that_is_stopped_midway_has_not_happened() -> None:
+    sequences = Sequences(Tokens(3000), SHAPE.block_size, seed=7)
+    stepper = make_stepper(dtype=torch.float32)
+    before = {n: p.detach().clone() for n, p in stepper.model.named_parameters()}
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 3
+
+    with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=4) as batches:
+        assert stepper.run(batches.next_step().micros, 1e-3, stop=stop) is None
+    assert asked == 3
+    assert all(torch.equal(p, before[n]) for n, p in stepper.model.named_parameters())
+    assert all(p.grad is None for p in stepper.model.parameters())
+    assert not stepper.optimizer.state
+
+
+def test_the_reported_loss_is_the_mean_over_tokens_and_the_norm_is_before_clipping() -> None:
+    sequences = Sequences(Tokens(3000), SHAPE.block_size, seed=7)
+    unclipped, clipped = make_stepper(grad_clip=0.0, dtype=torch.float32), make_stepper(dtype=torch.float32)
+    results = []
+    for stepper in (unclipped, clipped):
+        with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=5) as batches:
+            results.append(stepper.run(batches.next_step().micros, 1e-3))
+    assert results[0] is not None
+    assert results[1] is not None
+    expected, gradients = gradients_of_one_step(16, 0.0)
+    assert results[0].loss.item() == pytest.approx(expected, rel=1e-5)
+    assert results[0].tokens == 16 * SHAPE.block_size
+    norm = torch.stack([g.norm() for g in gradients.values()]).norm().item()
+    assert results[0].grad_norm.item() == pytest.approx(norm, rel=1e-4)
+    assert results[1].grad_norm.item() == pytest.approx(norm, rel=1e-4)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_fp32_weights_and_gradients() -> None:
+    sequences = Sequences(Tokens(3000), SHAPE.block_size, seed=7)
+    stepper = make_stepper(dtype=torch.float32)
+    stepper.dtype = "bfloat16"
+    with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=16) as batches:
+        loss = sum(stepper.backward(m, 16 * SHAPE.block_size).item() for m in batches.next_step().micros)
+    exact, gradients = gradients_of_one_step(16, 0.0)
+    assert loss == pytest.approx(exact, rel=2e-3)
+    assert loss != exact
+    for name, parameter in stepper.model.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == torch.float32
+        error = (parameter.grad.double() - gradients[name]).norm() / gradients[name].norm()
+        assert error.item() < 0.05, name
+
+
+def test_a_hundred_steps_give_nanogpts_own_losses() -> None:
+    """Weights, batches and losses were noted from nanoGPT's train.py (benchmarks/parity_nanogpt.py)."""
+    with safe_open(FIXTURE, "pt") as file:
+        settings = json.loads(file.metadata()["settings"])
+        recorded = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    config = RunConfig(**settings)
+    model = GPT2(GPT2Shape(config.n_layer, config.n_head, config.n_embd, 64, config.block_size, config.bias))
+    load_weights(model, {k.removeprefix("weights."): v for k, v in recorded.items() if k.startswith("weights.")})
+    optimizer = build_adamw(
+        model, learning_rate=config.learning_rate, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+    )
+    stepper = Stepper(model, optimizer, device="cpu", dtype="float32", dropout=0.0, grad_clip=config.grad_clip)
+    x, y = recorded["x"].long(), recorded["y"].long()
+    accumulation = config.gradient_accumulation_steps
+    ids = torch.zeros(config.batch_size, dtype=torch.int64)
+    for step, expected in enumerate(recorded["loss"].tolist()):
+        batches = range(step * accumulation, (step + 1) * accumulation)
+        loss = sum(stepper.backward(Micro(x[i], y[i], ids), config.tokens_per_step).item() for i in batches)
+        assert loss == pytest.approx(expected, abs=2e-5), f"step {step}"
+        stepper.update(learning_rate(step, config))
+    assert len(recorded["loss"]) == 100
+    assert recorded["loss"][-1] < 2.0 < 4.0 < recorded["loss"][0]
