@@ -160,7 +160,7 @@ def parameter_shapes(shape: GPT2Shape) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def named_tensors(value: object, where: Path) -> dict[str, Tensor]:
+def named_tensors(value: object, where: Path | str) -> dict[str, Tensor]:
     if not isinstance(value, Mapping):
         raise UserError(f"{where} holds no model", f"expected tensors by name, found {type(value).__name__}")
     for name, tensor in value.items():
@@ -175,7 +175,7 @@ def is_mask_buffer(name: str) -> bool:
 
 
 def checked_tensors(
-    found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: Path
+    found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: Path | str
 ) -> dict[str, Tensor]:
     """The expected tensors in the expected order, as fp32; anything missing, left over or odd is named."""
     for name in expected:
@@ -332,9 +332,9 @@ def _moments_of(
             raise not_nanogpts(f"'{name}' has no exp_avg, exp_avg_sq and step")
         first_moments[name], second_moments[name] = entry["exp_avg"], entry["exp_avg_sq"]
         steps.add(_number(entry["step"]))
-    first, second = (
-        checked_tensors(named_tensors(part, where), shapes, where) for part in (first_moments, second_moments)
-    )
+    inside = f"the optimizer state of {where}"
+    first = checked_tensors(named_tensors(first_moments, inside), shapes, inside)
+    second = checked_tensors(named_tensors(second_moments, inside), shapes, inside)
     if len(steps) != 1 or None in steps:
         raise not_nanogpts("its parameters have not all made the same number of steps")
     return {name: (first[name], second[name]) for name in shapes}, int(steps.pop() or 0), sorted_layout

@@ -21,6 +21,7 @@ from onecard.model.gpt2 import GPT2
 from onecard.shapes import GPT2Shape
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "nanogpt"
+EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text())
 TINY = GPT2Shape(n_layer=2, n_head=2, n_embd=8, vocab_size=11, block_size=6, bias=True)
 
 
@@ -47,23 +48,16 @@ def random_checkpoint(shape: GPT2Shape) -> NanoGPTCheckpoint:
         optimizer_step=7,
         step=9,
         best_val_loss=1.25,
-        config={
-            "learning_rate": 1e-3,
-            "weight_decay": 0.2,
-            "dropout": 0.1,
-            "device": "cpu",
-            "compile": False,
-        },
+        config={"learning_rate": 1e-3, "weight_decay": 0.2, "dropout": 0.1, "device": "cpu"},
     )
 
 
-def saved_copy(tmp_path: Path, **changes: Any) -> Path:
-    """The fixture with some entries replaced (or, with ..., removed)."""
+def read_changed(tmp_path: Path, **changes: Any) -> NanoGPTCheckpoint:
+    """The fixture as it is read with some entries replaced (or, with ..., removed)."""
     saved = torch.load(FIXTURE / "ckpt.pt", weights_only=True)
     saved.update(changes)
-    path = tmp_path / "ckpt.pt"
-    torch.save({key: value for key, value in saved.items() if value is not ...}, path)
-    return path
+    torch.save({key: value for key, value in saved.items() if value is not ...}, tmp_path / "ckpt.pt")
+    return read_nanogpt_checkpoint(tmp_path / "ckpt.pt")
 
 
 def fixture_part(part: str) -> Any:
@@ -89,9 +83,7 @@ def adamw_of(model: GPT2) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(0.9, 0.95))
 
 
-def continued_losses(
-    model: GPT2, moments: dict[str, tuple[Tensor, Tensor]], step: int, expected: dict[str, Any]
-) -> list[float]:
+def continued_losses(model: GPT2, moments: dict[str, tuple[Tensor, Tensor]], step: int) -> list[float]:
     """Five steps as nanoGPT makes them, from these moments."""
     parameters, optimizer = dict(model.named_parameters()), adamw_of(model)
     for name, (exp_avg, exp_avg_sq) in moments.items():
@@ -101,7 +93,7 @@ def continued_losses(
             "exp_avg_sq": exp_avg_sq.clone(),
         }
     losses = []
-    for batch, lr in zip(expected["batches"], expected["learning_rates"], strict=True):
+    for batch, lr in zip(EXPECTED["batches"], EXPECTED["learning_rates"], strict=True):
         for group in optimizer.param_groups:
             group["lr"] = lr
         tokens = torch.tensor(batch)
@@ -112,12 +104,6 @@ def continued_losses(
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
     return losses
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text())
-    return content
 
 
 def test_everything_in_nanogpts_own_checkpoint_is_read() -> None:
@@ -132,24 +118,24 @@ def test_everything_in_nanogpts_own_checkpoint_is_read() -> None:
     assert list(checkpoint.moments) == list(checkpoint.tensors)
 
 
-def test_its_logits_are_nanogpts(expected: dict[str, Any]) -> None:
+def test_its_logits_are_nanogpts() -> None:
     checkpoint = read_nanogpt_checkpoint(FIXTURE / "ckpt.pt")
     model = model_with(checkpoint.shape, checkpoint.tensors)
     with torch.no_grad():
-        logits_BTV = model(torch.tensor([expected["tokens"]]))
+        logits_BTV = model(torch.tensor([EXPECTED["tokens"]]))
     torch.testing.assert_close(
-        logits_BTV[0, -2:], torch.tensor(expected["logits_of_last_two_positions"]), atol=1e-5, rtol=0
+        logits_BTV[0, -2:], torch.tensor(EXPECTED["logits_of_last_two_positions"]), atol=1e-5, rtol=0
     )
 
 
-def test_it_continues_as_nanogpt_does(expected: dict[str, Any]) -> None:
+def test_it_continues_as_nanogpt_does() -> None:
     checkpoint = read_nanogpt_checkpoint(FIXTURE / "ckpt.pt")
     model = model_with(checkpoint.shape, checkpoint.tensors)
-    losses = continued_losses(model, checkpoint.moments, checkpoint.optimizer_step, expected)
-    assert losses == pytest.approx(expected["losses"], abs=1e-5)
+    losses = continued_losses(model, checkpoint.moments, checkpoint.optimizer_step)
+    assert losses == pytest.approx(EXPECTED["losses"], abs=1e-5)
     # The comparison would notice lost moments.
-    fresh = continued_losses(model_with(checkpoint.shape, checkpoint.tensors), {}, 0, expected)
-    assert fresh != pytest.approx(expected["losses"], abs=1e-3)
+    fresh = continued_losses(model_with(checkpoint.shape, checkpoint.tensors), {}, 0)
+    assert fresh != pytest.approx(EXPECTED["losses"], abs=1e-3)
 
 
 def test_it_comes_back_unchanged(tmp_path: Path) -> None:
@@ -238,7 +224,7 @@ def test_a_checkpoint_may_be_replaced_while_it_is_mapped(tmp_path: Path) -> None
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
 def test_prefixes_of_compile_and_ddp_are_stripped(tmp_path: Path, prefix: str) -> None:
     model = {prefix + name: tensor for name, tensor in fixture_part("model").items()}
-    read = read_nanogpt_checkpoint(saved_copy(tmp_path, model=model))
+    read = read_changed(tmp_path, model=model)
     assert_same(read, read_nanogpt_checkpoint(FIXTURE / "ckpt.pt"))
 
 
@@ -247,42 +233,32 @@ def test_mask_buffers_are_dropped_and_a_separate_but_equal_head_is_fine(tmp_path
     model["lm_head.weight"] = model["lm_head.weight"].clone()
     for layer in range(2):
         model[f"transformer.h.{layer}.attn.bias"] = torch.ones(16, 16).tril().view(1, 1, 16, 16)
-    read = read_nanogpt_checkpoint(saved_copy(tmp_path, model=model))
+    read = read_changed(tmp_path, model=model)
     assert_same(read, read_nanogpt_checkpoint(FIXTURE / "ckpt.pt"))
 
 
 def test_a_diverged_checkpoint_is_read(tmp_path: Path) -> None:
     model = fixture_part("model")
     model["lm_head.weight"][0, 0] = float("nan")  # tied: both have it, and nan differs from itself
-    read = read_nanogpt_checkpoint(
-        saved_copy(tmp_path, model=model, best_val_loss=torch.tensor(float("nan")))
-    )
+    read = read_changed(tmp_path, model=model, best_val_loss=torch.tensor(float("nan")))
     assert read.tensors["transformer.wte.weight"].isnan().sum() == 1
     assert read.best_val_loss is None
 
 
 def test_only_the_essentials(tmp_path: Path) -> None:
-    read = read_nanogpt_checkpoint(
-        saved_copy(tmp_path, optimizer=..., iter_num=..., best_val_loss=..., config=...)
-    )
-    assert (read.moments, read.optimizer_step, read.step, read.best_val_loss, read.config) == (
-        {},
-        0,
-        0,
-        None,
-        {},
-    )
+    read = read_changed(tmp_path, optimizer=..., iter_num=..., best_val_loss=..., config=...)
+    assert_same(read, NanoGPTCheckpoint(read.shape, read.tensors))
 
 
 def test_config_keeps_plain_values_only(tmp_path: Path) -> None:
     config = {"lr": 0.1, "name": "x", "on": True, "none": None, "list": [1], "tensor": torch.ones(1), 3: 4}
-    read = read_nanogpt_checkpoint(saved_copy(tmp_path, config=config))
+    read = read_changed(tmp_path, config=config)
     assert read.config == {"lr": 0.1, "name": "x", "on": True, "none": None}
 
 
 def test_bf16_weights_become_fp32(tmp_path: Path) -> None:
     model = {name: tensor.bfloat16() for name, tensor in fixture_part("model").items()}
-    read = read_nanogpt_checkpoint(saved_copy(tmp_path, model=model))
+    read = read_changed(tmp_path, model=model)
     assert {tensor.dtype for tensor in read.tensors.values()} == {torch.float32}
 
 
@@ -340,7 +316,7 @@ def test_a_malicious_checkpoint_is_not_executed(tmp_path: Path, zipped: bool) ->
     if zipped:
         torch.save(payload, path)
     else:
-        path.write_bytes(pickle.dumps(payload))
+        path.write_bytes(pickle.dumps(payload, protocol=2))
     with pytest.raises(UserError, match="more than tensors") as raised:
         read_nanogpt_checkpoint(path)
     assert not marker.exists()
@@ -352,48 +328,50 @@ def test_a_malicious_checkpoint_is_not_executed(tmp_path: Path, zipped: bool) ->
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no file"):
-        read_nanogpt_checkpoint(tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match="no file"):
-        read_nanogpt_checkpoint(tmp_path)
+    for path in (tmp_path / "ckpt.pt", tmp_path):
+        with pytest.raises(UserError, match="no file"):
+            read_nanogpt_checkpoint(path)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
-def test_truncated_file(tmp_path: Path, share: float) -> None:
-    content = (FIXTURE / "ckpt.pt").read_bytes()
-    (tmp_path / "ckpt.pt").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UserError, match="incomplete"):
-        read_nanogpt_checkpoint(tmp_path / "ckpt.pt")
+CONTENT = (FIXTURE / "ckpt.pt").read_bytes()
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"some text", b"\x80", b"\x80\x04rubbish", b"PK\x05\x06" + bytes(18)]
+    ("content", "said"),
+    [
+        (CONTENT[:2000], "incomplete"),
+        (CONTENT[:50_000], "incomplete"),
+        (CONTENT[:-30], "incomplete"),
+        (b"PK\x05\x06" + bytes(18), ""),
+        (b"\x80", ""),
+        (b"\x80\x02rubbish", ""),
+        (b"", "not a checkpoint"),
+        (b"some text", "not a checkpoint"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "lfs pull"),
+    ],
 )
-def test_not_a_checkpoint(tmp_path: Path, content: bytes) -> None:
+def test_damaged_and_other_files(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "ckpt.pt").write_bytes(content)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError) as raised:
         read_nanogpt_checkpoint(tmp_path / "ckpt.pt")
+    assert said in str(raised.value)
 
 
-def test_git_lfs_pointer(tmp_path: Path) -> None:
-    (tmp_path / "ckpt.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
-    with pytest.raises(UserError, match="pointer") as raised:
-        read_nanogpt_checkpoint(tmp_path / "ckpt.pt")
-    assert "lfs pull" in raised.value.hint
-
-
-@pytest.mark.parametrize("key", ["model_args", "model"])
-def test_missing_entries_are_named(tmp_path: Path, key: str) -> None:
-    with pytest.raises(UserError, match="not a checkpoint of nanoGPT") as raised:
-        read_nanogpt_checkpoint(saved_copy(tmp_path, **{key: ...}))
-    assert f"'{key}'" in raised.value.why
-
-
-@pytest.mark.parametrize("saved", [OrderedDict(a=torch.ones(1)), [1, 2]])
-def test_a_bare_state_dict_is_not_a_checkpoint(tmp_path: Path, saved: Any) -> None:
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ({"model": {}}, "no 'model_args'"),
+        ({"model_args": {}}, "no 'model'"),
+        (OrderedDict(a=torch.ones(1)), "not a checkpoint of nanoGPT"),
+        ([1, 2], "not a checkpoint of nanoGPT"),
+        ({"model": [1], "model_args": {}}, "holds no model"),
+    ],
+)
+def test_missing_entries_are_named(tmp_path: Path, saved: Any, said: str) -> None:
     torch.save(saved, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match="not a checkpoint of nanoGPT"):
+    with pytest.raises(UserError) as raised:
         read_nanogpt_checkpoint(tmp_path / "ckpt.pt")
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +397,7 @@ def test_model_args_that_do_not_fit_the_tensors(tmp_path: Path, change: Any, sai
     if isinstance(change, dict):
         args = {key: v for key, v in {**fixture_part("model_args"), **change}.items() if v is not ...}
     with pytest.raises(UserError) as raised:
-        read_nanogpt_checkpoint(saved_copy(tmp_path, model_args=args))
+        read_changed(tmp_path, model_args=args)
     assert said in str(raised.value)
 
 
@@ -427,7 +405,7 @@ def test_an_untied_head_is_refused(tmp_path: Path) -> None:
     model = fixture_part("model")
     model["lm_head.weight"] = model["lm_head.weight"] + 1
     with pytest.raises(UserError, match="output head of its own"):
-        read_nanogpt_checkpoint(saved_copy(tmp_path, model=model))
+        read_changed(tmp_path, model=model)
 
 
 @pytest.mark.parametrize(
@@ -437,13 +415,8 @@ def test_an_untied_head_is_refused(tmp_path: Path) -> None:
 def test_odd_tensors_are_named(tmp_path: Path, value: object) -> None:
     model = {**fixture_part("model"), "transformer.ln_f.weight": value}
     with pytest.raises(UserError) as raised:
-        read_nanogpt_checkpoint(saved_copy(tmp_path, model=model))
+        read_changed(tmp_path, model=model)
     assert "transformer.ln_f.weight" in str(raised.value)
-
-
-def test_a_model_that_is_not_a_dict(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no model"):
-        read_nanogpt_checkpoint(saved_copy(tmp_path, model=[torch.ones(1)]))
 
 
 OTHER_OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -454,9 +427,7 @@ OTHER_OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda saved: saved["state"].update({3: {"momentum_buffer": torch.ones(1)}}),
     "a parameter without state": lambda saved: saved["state"].pop(3),
     "unequal steps": lambda saved: saved["state"][3].update(step=torch.tensor(1.0)),
-    "step is no number": lambda saved: [
-        e.update(step=torch.tensor(torch.nan)) for e in saved["state"].values()
-    ],
+    "step is no number": lambda saved: [entry.update(step=torch.nan) for entry in saved["state"].values()],
 }
 
 
@@ -466,12 +437,12 @@ def test_another_optimizer_is_refused(tmp_path: Path, kind: str) -> None:
     changed = OTHER_OPTIMIZERS[kind](optimizer)
     replaced = kind in ("not a dict", "state is a list")
     with pytest.raises(UserError, match="not that of nanoGPT's AdamW") as raised:
-        read_nanogpt_checkpoint(saved_copy(tmp_path, optimizer=changed if replaced else optimizer))
+        read_changed(tmp_path, optimizer=changed if replaced else optimizer)
     assert raised.value.why and "'optimizer'" in raised.value.hint
 
 
 def test_moments_of_the_wrong_shape_are_named(tmp_path: Path) -> None:
     optimizer = fixture_part("optimizer")
     optimizer["state"][1]["exp_avg"] = torch.ones(2, 2)
-    with pytest.raises(UserError, match=r"'transformer\.wpe\.weight'"):
-        read_nanogpt_checkpoint(saved_copy(tmp_path, optimizer=optimizer))
+    with pytest.raises(UserError, match=r"'transformer\.wpe\.weight' in the optimizer state"):
+        read_changed(tmp_path, optimizer=optimizer)

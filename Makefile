@@ -1,0 +1,58 @@
+# make demo    from nothing to a trained, sampled GPT in a few minutes, on the GPU or the CPU
+# make test    the test suite          make lint    ruff and mypy
+# make gpu-test PYTHON=...             tests marked gpu with a given interpreter, nothing installed
+# Needs Python >= 3.11 and a package index; everything goes into .venv.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first of these that runs and is new enough; `make PYTHON=/path/to/python` overrules it.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+# Two cores run two workers; each test process computes with one thread.
+WORKERS ?= auto
+
+.PHONY: demo test lint format golden gpu-test clean
+.DEFAULT_GOAL := demo
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 found"; \
+		echo "hint: install one, or name it: make demo PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) cannot make a virtual environment"; \
+		echo "hint: on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,gpt2-offline,dev]'
+	@touch $@ $(VENV)/.train
+
+# --fresh: every demo starts over; the run before is kept beside it.
+demo: $(VENV)/.train
+	$(BIN)/onecard prepare stdlib
+	$(BIN)/onecard train config/demo.py --fresh
+	$(BIN)/onecard sample --out_dir=out-demo --num_samples=2 --max_new_tokens=400 --start='def '
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# After a change that is meant to move the losses; look at the difference before committing it.
+golden: $(VENV)/.dev
+	ONECARD_RECORD_GOLDEN=1 $(BIN)/python -m pytest tests/train/test_golden.py
+
+# By name, not by marker alone: collecting the other files would import what a GPU machine may lack.
+gpu-test:
+	PYTHONPATH=. $(PYTHON) -m pytest -m gpu $(wildcard tests/*/test_*_gpu.py)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

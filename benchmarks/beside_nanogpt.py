@@ -1,0 +1,150 @@
+"""Speed and peak memory of a training step, ours beside nanoGPT's own model, on this machine's GPU.
+
+    python benchmarks/beside_nanogpt.py --nanogpt PATH_TO_A_CLONE [--rounds 3] [--out FILE.json]
+
+Each measurement is a process of its own (peaks do not mix); contenders take turns. Both train on the
+same random tokens with bf16 autocast, torch.compile, fused AdamW and gradient accumulation. Speed is
+the median over steps after warm-up. Also measured: the rate of a large bf16 matmul on this card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB, BLOCK = 50304, 1024
+
+
+def our_step(options: argparse.Namespace) -> Any:
+    from onecard.data.prefetch import Micro
+    from onecard.model.gpt2 import GPT2
+    from onecard.optim.adamw import build_adamw
+    from onecard.shapes import GPT2Shape
+    from onecard.train.step import Stepper
+
+    torch.set_float32_matmul_precision("high")
+    model = GPT2.initialised(GPT2Shape(12, 12, options.n_embd, VOCAB, BLOCK, False), 0).cuda()
+    model.compile_parts()
+    optimizer = build_adamw(model, learning_rate=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    stepper = Stepper(model, optimizer, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0)
+    ids = torch.zeros(options.batch, dtype=torch.int64, device="cuda")
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        for _ in range(options.accumulation):
+            stepper.backward(Micro(x, y, ids), options.accumulation * x.numel())
+        stepper.update(6e-4)
+
+    return step
+
+
+def nanogpt_step(options: argparse.Namespace) -> Any:
+    sys.path.insert(0, str(options.nanogpt))
+    import model as nanogpt_model  # type: ignore[import-not-found]
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    shape = nanogpt_model.GPTConfig(
+        block_size=BLOCK, vocab_size=VOCAB, n_layer=12, n_head=12, n_embd=options.n_embd, bias=False
+    )
+    plain = nanogpt_model.GPT(shape).cuda()
+    optimizer = plain.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
+    model: Any = torch.compile(plain)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        for _ in range(options.accumulation):
+            with torch.autocast("cuda", torch.bfloat16):
+                _, loss = model(x, y)
+            (loss / options.accumulation).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    step = {"onecard": our_step, "nanogpt": nanogpt_step}[options.contender](options)
+    x, y = torch.randint(0, VOCAB, (2, options.batch, BLOCK), device="cuda").unbind(0)
+    began = time.perf_counter()
+    step(x, y)
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    seconds = []
+    for _ in range(options.steps):
+        began = time.perf_counter()
+        step(x, y)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    tokens = options.accumulation * options.batch * BLOCK
+    return {
+        "contender": options.contender,
+        "first_step_s": round(first, 2),
+        "tokens_per_s": round(tokens / statistics.median(seconds[2:])),
+        "peak_allocated_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3),
+        "peak_reserved_gib": round(torch.cuda.max_memory_reserved() / 2**30, 3),
+    }
+
+
+def matmul_tflops() -> float:
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    times = []
+    for _ in range(20):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        a @ b
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return 2 * 8192**3 / statistics.median(times) / 1e12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--n_embd", type=int, default=768)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--accumulation", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--contender", choices=["onecard", "nanogpt"])
+    options = parser.parse_args()
+    if options.contender:
+        print(json.dumps(measure(options)))
+        return
+    rows = []
+    for _ in range(options.rounds):
+        for contender in ("nanogpt", "onecard"):
+            command = [sys.executable, __file__, *sys.argv[1:], "--contender", contender]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+            print(rows[-1], flush=True)
+    speed = {
+        c: statistics.median(r["tokens_per_s"] for r in rows if r["contender"] == c) for c in ("nanogpt", "onecard")
+    }
+    result = {
+        "what": f"GPT-2 12 layers, n_embd {options.n_embd}, {options.batch}x{BLOCK} tokens, bf16, compiled",
+        "date": time.strftime("%Y-%m-%d"),
+        "command": "python " + " ".join(["benchmarks/beside_nanogpt.py", *sys.argv[1:]]),
+        "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "bf16_matmul_tflops": round(matmul_tflops(), 1),
+        "rows": rows,
+        "onecard_over_nanogpt": round(speed["onecard"] / speed["nanogpt"], 3),
+    }
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""The doors: exit codes, messages for people, and nanoGPT's two commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import onecard
+from onecard import cli
+from onecard.config import Config, RunConfig, SampleConfig, knobs
+from onecard.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class Answer:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def is_wrong_use(self) -> bool:
+        """Exit code 2, `error:` first and `hint:` further on, both on stderr, and no traceback."""
+        lines = self.err.splitlines()
+        told = lines[0].startswith("error: ") and any(line.startswith("hint: ") for line in lines)
+        return self.code == 2 and told and self.out == "" and "Traceback" not in self.err
+
+
+Command = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`onecard ARGUMENTS` in this process."""
+
+    def command(*arguments: str) -> Answer:
+        code = cli.main(arguments)
+        return Answer(code, *capsys.readouterr())
+
+    return command
+
+
+def in_a_process(*command: str) -> Answer:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60
+    )
+    return Answer(result.returncode, result.stdout, result.stderr)
+
+
+# --- help ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_goes_to_stdout_and_names_every_verb(run: Command, word: str) -> None:
+    from onecard.verbs import app
+
+    answer = run(word)
+    assert (answer.code, answer.err) == (0, "")
+    verbs = {name for name in app if not name.startswith("-")} | set(cli.CONFIG_VERBS)
+    assert {"prepare", "train", "sample", "export", "gpus"} <= verbs
+    assert [verb for verb in verbs if f"onecard {verb} " not in answer.out] == []
+
+
+def test_no_arguments_show_the_help_and_count_as_wrong_use(run: Command) -> None:
+    answer = run()
+    assert answer.code == 2
+    assert answer.out == run("--help").out
+
+
+@pytest.mark.parametrize(("verb", "cls"), [("train", RunConfig), ("sample", SampleConfig)])
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_of_a_verb_lists_every_knob_with_its_default(
+    run: Command, verb: str, cls: type[Config], word: str
+) -> None:
+    answer = run(verb, "--n_layer=many", word)
+    assert (answer.code, answer.err) == (0, "")
+    listed = re.findall(r"^  --(\w+) .* \[(.*)\]$", answer.out, flags=re.MULTILINE)
+    assert listed == [(f.name, "auto" if f.default is None else repr(f.default)) for f in knobs(cls)]
+
+
+@pytest.mark.parametrize("verb", ["prepare", "gpus", "export"])
+def test_help_of_the_other_verbs_shows_their_usage(run: Command, verb: str) -> None:
+    answer = run(verb, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert f"onecard {verb}" in answer.out
+
+
+def test_the_version_is_the_packages(run: Command) -> None:
+    assert run("--version") == Answer(0, f"{onecard.__version__}\n", "")
+
+
+def test_the_cards_are_given_as_json_to_programs(run: Command) -> None:
+    answer = run("gpus", "4070", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert json.loads(answer.out)
+
+
+# --- wrong use ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["trian"],
+        ["--foo"],
+        [""],
+        ["gpus", "--jsn"],
+        ["gpus", "4070", "4080"],
+        ["gpus", "no such card"],
+        ["prepare"],
+        ["prepare", "x", "--val_fraction=some"],
+        ["prepare", "x", "--tokenizer=words"],
+        ["export"],
+        ["export", "out"],
+        ["export", "out", "target", "--to=elsewhere"],
+        ["train", "--n_layr=3"],
+        ["train", "--n_layer"],
+        ["train", "--"],
+        ["train", "no_such_config.py"],
+        ["train", "--n_embd=100", "--n_head=3"],
+        ["train", "--device=tpu"],
+        ["train", "--init_from=nowhere"],
+        ["sample", "--n_layer=3"],
+        ["sample", "--init_from=scratch"],
+    ],
+)
+def test_wrong_use_is_told_with_a_hint_and_ends_with_two(
+    run: Command, arguments: list[str], tmp_path: Path
+) -> None:
+    answer = run(*arguments)
+    assert answer.is_wrong_use(), answer
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_misspelt_verb_is_answered_with_the_one_meant(run: Command) -> None:
+    assert 'Did you mean "train"?' in run("trian").err
+    assert 'Did you mean "gpus"?' in run("gpu").err
+
+
+def test_a_range_error_names_the_limit(run: Command) -> None:
+    answer = run("train", "--n_layer=10**9")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == "error: n_layer cannot be 1000000000 (command line)\n  the most is 1024\n"
+
+
+def test_one_process_may_run_several_verbs(run: Command) -> None:
+    assert [run("gpus", "4070").code, run("gpus", "4080").code, run("--version").code] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("verb", ["train", "sample"])
+def test_a_card_asked_for_and_missing_is_an_error_and_no_fall_back(run: Command, verb: str) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a card that torch can use")
+    answer = run(verb, "--device=cuda", "--init_from=gpt2")
+    assert answer.code == 2
+    assert answer.err.startswith("error: ")
+    assert "cuda" in answer.err
+    assert "--device=cpu" in answer.err
+
+
+# --- how a command ends -------------------------------------------------------------------------
+
+
+def replace_train(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(arguments: Sequence[str]) -> int:
+        raise error
+
+    monkeypatch.setitem(cli.CONFIG_VERBS, "train", (fail, RunConfig))
+
+
+@pytest.mark.parametrize("exit_code", [1, 2])
+def test_a_user_error_decides_the_exit_code(
+    run: Command, monkeypatch: pytest.MonkeyPatch, exit_code: int
+) -> None:
+    replace_train(monkeypatch, UserError("what", "why\nmore", "do this\nor that", exit_code=exit_code))
+    answer = run("train")
+    assert answer == Answer(exit_code, "", "error: what\n  why\n  more\nhint: do this\n      or that\n")
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_train(monkeypatch, KeyboardInterrupt())
+    assert run("train") == Answer(130, "", "interrupted\n")
+
+
+def test_a_bug_in_onecard_keeps_its_traceback(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_train(monkeypatch, ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError):
+        run("train")
+
+
+def test_the_exit_code_reaches_the_shell() -> None:
+    assert in_a_process("-m", "onecard", "--version") == Answer(0, f"{onecard.__version__}\n", "")
+    assert in_a_process("-m", "onecard", "trian").is_wrong_use()
+
+
+# --- nanoGPT's two doors ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["train", "sample"])
+def test_a_door_has_two_lines_and_leads_to_its_verb(run: Command, verb: str) -> None:
+    door = ROOT / f"{verb}.py"
+    assert len(door.read_text(encoding="utf-8").splitlines()) == 2
+    assert in_a_process(str(door), "--help") == run(verb, "--help")
+    assert in_a_process(str(door), "--n_layr=3", "--top_q=1") == run(verb, "--n_layr=3", "--top_q=1")
+
+
+def test_the_training_door_refuses_a_billion_layers_at_once() -> None:
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        answer = in_a_process(str(ROOT / "train.py"), "--n_layer=10**9")
+        seconds.append(time.perf_counter() - started)
+        assert answer.code == 2
+        assert answer.err.startswith("error: n_layer cannot be 1000000000")
+        assert "Traceback" not in answer.err
+    assert min(seconds) < 1.5

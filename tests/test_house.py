@@ -1,0 +1,205 @@
+"""The house's own rules: who may import whom, how long a room may be, what the base install can do."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "onecard"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# From the top of the house to the bottom: a room may import its own modules and rooms above it.
+ROOMS = (
+    "errors", "config_file", "config", "shapes", "hardware", "plan", "data", "model", "optim", "convert",
+    "run", "generate", "train", "report", "doctor", "ui", "verbs", "cli",
+)  # fmt: skip
+FREE = ("__init__", "__main__")
+
+MAX_LINES = 400
+MAX_LOOP_LINES = 300
+
+LIGHT_ROOMS = ("errors", "config_file", "config", "shapes", "hardware", "plan", "verbs", "cli")
+HEAVY = ("torch", "numpy", "pyarrow", "safetensors", "tiktoken", "huggingface_hub", "transformers")
+
+# Behaves as if the heavy packages were not installed: no finder finds them.
+WITHOUT_HEAVY = f"""
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY!r}:
+            return None
+        return self.finder.find_spec(name, path, target)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+
+
+def name_of(path: Path) -> str:
+    """`onecard.data.bins` for onecard/data/bins.py."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(module: str) -> str:
+    """`data` for onecard.data.bins; `__init__` for onecard itself."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports_of(source: str, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, module of onecard) for every import, at the top level or inside a function."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")[: None if is_package else -1]
+                parents = parents[: len(parents) - node.level + 1]
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+            # `from onecard import cli` imports a room, `from onecard import __version__` does not.
+            names = [base if base != "onecard" else f"{base}.{alias.name}" for alias in node.names]
+        for name in names:
+            if name.split(".")[0] == "onecard":
+                yield node.lineno, name
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    here = room_of(module)
+    if here in FREE:
+        return []
+    found = []
+    for line, name in imports_of(source, module, is_package):
+        room = room_of(name)
+        if room == "__version__" or room == here:
+            continue
+        if room not in ROOMS or ROOMS.index(room) > ROOMS.index(here):
+            found.append(f"{module}:{line} imports {name}")
+    return found
+
+
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+# --- who may import whom ------------------------------------------------------------------------
+
+
+def test_every_module_belongs_to_a_room() -> None:
+    assert MODULES
+    assert {room_of(name_of(path)) for path in MODULES} <= {*ROOMS, *FREE}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path))
+def test_a_module_imports_only_its_own_room_and_rooms_above_it(path: Path) -> None:
+    assert violations(path.read_text(encoding="utf-8"), name_of(path), path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import onecard.cli",
+        "import os, onecard.train.loop as loop",
+        "from onecard import cli",
+        "from onecard.train.loop import train",
+        "from ..train import loop",
+        "from .. import cli",
+        "def f():\n    from onecard.generate.sample import sample_text",
+        "if TYPE_CHECKING:\n    from onecard.run.load import LoadedModel",
+        "from onecard.attic import old",
+    ],
+)
+def test_the_check_sees_an_import_from_below(source: str) -> None:
+    assert len(violations(source, "onecard.data.bins")) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from onecard import __version__",
+        "from onecard.errors import UserError",
+        "from onecard.data.order import permute",
+        "from . import order",
+        "from .order import permute",
+        "from ..hardware.cards import Card",
+        "import torch, onecarder.cli",
+    ],
+)
+def test_the_check_allows_an_import_from_above(source: str) -> None:
+    assert violations(source, "onecard.data.bins") == []
+
+
+# --- size ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path))
+def test_a_module_can_be_read_in_one_sitting(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= (MAX_LOOP_LINES - 1 if path == PACKAGE / "train" / "loop.py" else MAX_LINES)
+
+
+# --- the base install ---------------------------------------------------------------------------
+
+
+def test_the_light_rooms_import_without_the_heavy_packages(tmp_path: Path) -> None:
+    light = [name_of(path) for path in MODULES if room_of(name_of(path)) in LIGHT_ROOMS]
+    assert {"onecard.cli", "onecard.verbs", "onecard.hardware.machine", "onecard.hardware.show"} <= set(light)
+    result = python("-c", f"{WITHOUT_HEAVY}\nimport {', '.join(light)}\n", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_light_rooms_leave_the_heavy_packages_alone_where_they_are_installed(tmp_path: Path) -> None:
+    light = [name_of(path) for path in MODULES if room_of(name_of(path)) in LIGHT_ROOMS]
+    code = f"import sys, {', '.join(light)}\nprint(sorted({set(HEAVY)!r} & set(sys.modules)))"
+    result = python("-c", code, cwd=tmp_path)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train"], ["sample"], ["prepare", "stdlib"], ["export", "out", "model"]]
+)
+def test_a_verb_that_needs_more_than_the_base_install_names_the_extra(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    code = f"{WITHOUT_HEAVY}\nfrom onecard.cli import main\nraise SystemExit(main({arguments!r}))"
+    result = python("-c", code, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert "hint: pip install 'onecard[train]'" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["gpus"], ["gpus", "4070"], ["gpus", "--json"]])
+def test_the_cards_are_shown_by_the_base_install(tmp_path: Path, arguments: list[str]) -> None:
+    code = f"{WITHOUT_HEAVY}\nfrom onecard.cli import main\nraise SystemExit(main({arguments!r}))"
+    result = python("-c", code, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "RTX 4070" in result.stdout
+
+
+def test_help_comes_at_once(tmp_path: Path) -> None:
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        result = python("-m", "onecard", "--help", cwd=tmp_path)
+        seconds.append(time.perf_counter() - started)
+        assert result.returncode == 0
+        assert "onecard train" in result.stdout
+    assert min(seconds) < 0.3

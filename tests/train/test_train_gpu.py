@@ -1,0 +1,148 @@
+"""Training on a CUDA card: the same numbers as on the CPU, compiled or not, in every precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import learnable_tokens
+
+from onecard.config import RunConfig, load_config
+from onecard.data.batches import Sequences
+from onecard.data.prefetch import Prefetcher
+from onecard.errors import UserError
+from onecard.hardware.machine import local_gpus, peak_flops, resolve_device
+from onecard.model.dropout import keep_mask
+from onecard.model.gpt2 import GPT2
+from onecard.optim.adamw import build_adamw
+from onecard.run.checkpoint import list_checkpoints
+from onecard.run.metrics import read_metrics
+from onecard.shapes import GPT2Shape
+from onecard.train.loop import train
+from onecard.train.step import Stepper
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
+]
+SHAPE = GPT2Shape(n_layer=2, n_head=4, n_embd=128, vocab_size=64, block_size=64, bias=True)
+
+
+class Tokens:
+    def __init__(self) -> None:
+        self.tokens = learnable_tokens(20_000).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def gather(self, positions, length):  # type: ignore[no-untyped-def]
+        return np.stack([self.tokens[p : p + length] for p in positions])
+
+    def refresh(self) -> int:
+        return len(self)
+
+
+@pytest.fixture
+def full_fp32():  # type: ignore[no-untyped-def]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def losses_of(
+    device: str, dtype: str, *, compiled: bool = False, dropout: float = 0.0, steps: int = 8, micro_batch: int = 6
+) -> list[float]:
+    model = GPT2.initialised(SHAPE, 3).to(device)
+    if compiled:
+        model.compile_parts()
+    optimizer = build_adamw(model, learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    stepper = Stepper(model, optimizer, device=device, dtype=dtype, dropout=dropout, grad_clip=1.0)
+    sequences = Sequences(Tokens(), SHAPE.block_size, seed=7)
+    losses = []
+    with Prefetcher(
+        sequences, sequences.start(), step_sequences=16, micro_batch=micro_batch, device=device
+    ) as batches:
+        for _ in range(steps):
+            result = stepper.run(batches.next_step().micros, 1e-3)
+            assert result is not None
+            losses.append(result.loss.item())
+    return losses
+
+
+def test_the_card_is_found_and_known() -> None:
+    assert resolve_device("auto") == "cuda"
+    (first, *_) = local_gpus()
+    assert first.total_bytes
+    assert first.free_bytes
+    with pytest.raises(UserError):
+        resolve_device("cuda:63")
+    peak = peak_flops("cuda", "bfloat16")
+    assert peak is None or peak > 1e13
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_fp32_losses_are_the_cpus(full_fp32: None, dropout: float) -> None:
+    assert losses_of("cuda", "float32", dropout=dropout) == pytest.approx(
+        losses_of("cpu", "float32", dropout=dropout), abs=2e-4
+    )
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_compiling_changes_nothing_but_rounding(full_fp32: None, dropout: float) -> None:
+    eager = losses_of("cuda", "float32", dropout=dropout)
+    compiled = losses_of("cuda", "float32", dropout=dropout, compiled=True)
+    assert compiled == pytest.approx(eager, abs=2e-4)
+
+
+def test_the_split_into_micro_batches_does_not_show(full_fp32: None) -> None:
+    whole = losses_of("cuda", "float32", dropout=0.2, micro_batch=16)
+    for micro_batch in (8, 5, 1):
+        assert losses_of("cuda", "float32", dropout=0.2, micro_batch=micro_batch) == pytest.approx(whole, abs=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_half_precision_follows_fp32(dtype: str, compiled: bool) -> None:
+    exact = losses_of("cuda", "float32", steps=30)
+    half = losses_of("cuda", dtype, steps=30, compiled=compiled)
+    # fp16 may skip its first steps while the loss scale settles.
+    assert half[0] == pytest.approx(exact[0], abs=0.02)
+    assert half[-1] == pytest.approx(exact[-1], abs=0.15)
+
+
+def test_dropout_masks_are_the_cpus_and_compiled_ones_too() -> None:
+    keys = torch.arange(6, dtype=torch.int32) * 345_678_901
+    on_cpu = keep_mask(keys, (4, 999), 0.3, 5)
+    assert torch.equal(keep_mask(keys.cuda(), (4, 999), 0.3, 5).cpu(), on_cpu)
+    compiled = torch.compile(keep_mask, dynamic=False)
+    assert torch.equal(compiled(keys.cuda(), (4, 999), 0.3, 5).cpu(), on_cpu)
+
+
+def test_a_whole_compiled_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "text").mkdir(parents=True)
+    for split in ("train", "val"):
+        learnable_tokens(20_000, vocab=64).tofile(tmp_path / "data" / "text" / f"{split}.bin")
+    common = [
+        "--dataset=text", "--vocab_size=64", "--n_layer=2", "--n_head=4", "--n_embd=128", "--block_size=64", "--batch_size=6",
+        "--gradient_accumulation_steps=3", "--learning_rate=3e-3", "--min_lr=3e-4", "--warmup_iters=3",
+        "--lr_decay_iters=30", "--eval_interval=15", "--eval_iters=5", "--device=cuda",
+    ]  # fmt: skip
+
+    def run(*more: str) -> RunConfig:
+        return load_config(RunConfig, [*common, *more])
+
+    straight = train(run("--out_dir=straight", "--max_iters=30"))
+    train(run("--out_dir=halves", "--max_iters=15"))
+    resumed = train(run("--out_dir=halves", "--max_iters=30", "--init_from=resume"))
+    assert resumed.values["step"] == 30
+    assert resumed.values["val_loss"] == pytest.approx(straight.values["val_loss"], abs=0.02)
+    assert straight.values["val_loss"] < straight.values["first_val_loss"] - 1
+    lines = [x for x in read_metrics(Path("straight/metrics.jsonl")) if "loss" in x]
+    assert all(x["memory_gib"] > 0 for x in lines)
+    if peak_flops("cuda", "bfloat16"):
+        assert all(0 < x["mfu"] < 1 for x in lines)
+    assert [c.step for c in list_checkpoints(Path("halves/checkpoints"))] == [15, 30]
