@@ -1,23 +1,26 @@
-# A small GPT on this Python's own standard library, byte by byte. No download, a few minutes on a CPU.
-# onecard prepare stdlib && onecard train config/demo.py && onecard sample --out_dir=out-demo
+# A small GPT on this Python's own standard library, byte by byte. No download; minutes on two CPU cores.
+#   onecard prepare stdlib
+#   onecard train config/demo.py
+#   onecard sample --out_dir=out-demo
 out_dir = 'out-demo'
 dataset = 'stdlib'
 
-n_layer = 4
+# Small and short: in a few minutes, many small steps teach more than a larger model (docs/logbook.md).
+n_layer = 2
 n_head = 4
 n_embd = 128
-block_size = 256
+block_size = 128
 
-batch_size = 8
+batch_size = 4
 gradient_accumulation_steps = 1
-max_iters = 200
+max_iters = 7500
 lr_decay_iters = max_iters
-warmup_iters = 20
-learning_rate = 2e-3
+warmup_iters = 100
+learning_rate = 4e-3
 min_lr = 1e-4
 beta2 = 0.99
 
-eval_interval = 50
-eval_iters = 8
-log_interval = 10
-compile = False
+eval_interval = 1500
+eval_iters = 100
+log_interval = 100
+compile = False # compiling would take longer than it saves here

@@ -348,19 +348,20 @@ def _convert(kind: str, value: Value) -> Value:
 
 def _check_range(field: dataclasses.Field[Any], value: Value, assignment: Assignment) -> None:
     low, high, choices = field.metadata["low"], field.metadata["high"], field.metadata["choices"]
+    what = f"{field.name} cannot be {shortened(value)} ({assignment.origin})"
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)
         raise UserError(
-            f"{field.name} cannot be {shortened(value)} ({assignment.origin})",
+            what,
             f"it is one of: {', '.join(choices)}" + (", auto" if field.default is None else ""),
             f"did you mean {near[0]}?" if near else "",
         )
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     if low is not None and value < low:
-        raise UserError(f"{field.name} cannot be {value!r} ({assignment.origin})", f"the least is {low}")
+        raise UserError(what, f"the least is {low}")
     if high is not None and value > high:
-        raise UserError(f"{field.name} cannot be {shortened(value)} ({assignment.origin})", f"the most is {high}")
+        raise UserError(what, f"the most is {high}")
 
 
 def _check_init_from(init_from: str) -> None:

@@ -91,6 +91,14 @@ def test_names_assigned_earlier_can_be_used_and_helpers_are_no_knobs(config: Pat
     assert read(config, source) == {"n_layer": 6, "n_embd": 384}
 
 
+def test_a_helper_with_an_underscore_may_go_unused(config: Path) -> None:
+    assert read(config, "_width = 64\nn_layer = 3\n") == {"n_layer": 3}
+
+
+def test_a_name_has_the_value_it_was_given_last(config: Path) -> None:
+    assert read(config, "a = 1\na = a + 1\na = a * 5\nn_layer = a\n") == {"n_layer": 10}
+
+
 def test_a_name_that_nobody_uses_is_handed_on_so_that_a_misspelling_is_noticed(config: Path) -> None:
     assert read(config, "n_layr = 6\nn_embd = 64\n") == {"n_layr": 6, "n_embd": 64}
 

@@ -11,11 +11,15 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from onecard.model.dropout import DropoutKeys, keep_mask
 from onecard.model.loss import linear_cross_entropy_sum
 from onecard.shapes import GPT2Shape
+
+# Without cuDNN's: it builds a plan for every new length, and in decoding every length is new.
+_DECODING_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 # Dropout sites within a layer; the embedding has a site of its own before all layers.
 _ATTENTION, _ATTENTION_OUT, _MLP_OUT = 0, 1, 2
@@ -213,9 +217,10 @@ class GPT2(nn.Module):
     def next_logits(self, tokens_BT: Tensor, cache: list[LayerCache]) -> Tensor:
         """Logits (B, V) after the last of these tokens; the cache holds what came before them."""
         x_BTD = self._embed(tokens_BT, first_position=cache[0].length)
-        for block, layer_cache in zip(self.blocks, cache, strict=True):
-            # .forward on purpose: a compiled __call__ would compile again for every cache length.
-            x_BTD = block.forward(x_BTD, cache=layer_cache)
+        with sdpa_kernel(_DECODING_BACKENDS):
+            for block, layer_cache in zip(self.blocks, cache, strict=True):
+                # .forward on purpose: a compiled __call__ would compile again for every cache length.
+                x_BTD = block.forward(x_BTD, cache=layer_cache)
         return self.lm_head(self.transformer.ln_f(x_BTD[:, -1]))
 
     def crop_block_size(self, block_size: int) -> None:
