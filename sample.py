@@ -1,2 +1,3 @@
-import sys; from onecard.cli import main  # noqa: E702, I001 - nanoGPT's door, two lines
-raise SystemExit(main(["sample", *sys.argv[1:]]))
+from onecard.cli import main
+
+raise SystemExit(main(verb="sample"))

@@ -96,7 +96,7 @@ def matmul_tflops() -> float:
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     times = []
     for _ in range(20):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
         start.record()
         a @ b
         end.record()
@@ -106,7 +106,9 @@ def matmul_tflops() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nanogpt", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--n_embd", type=int, default=768)
@@ -129,7 +131,8 @@ def main() -> None:
             rows.append(json.loads(done.stdout.splitlines()[-1]))
             print(rows[-1], flush=True)
     speed = {
-        c: statistics.median(r["tokens_per_s"] for r in rows if r["contender"] == c) for c in ("nanogpt", "onecard")
+        c: statistics.median(r["tokens_per_s"] for r in rows if r["contender"] == c)
+        for c in ("nanogpt", "onecard")
     }
     result = {
         "what": f"GPT-2 12 layers, n_embd {options.n_embd}, {options.batch}x{BLOCK} tokens, bf16, compiled",

@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from onecard.config import RunConfig, load_config
+from onecard.config import RunConfig
 from onecard.data.prefetch import Micro
+from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
 from onecard.optim.adamw import build_adamw
 from onecard.optim.schedule import learning_rate
@@ -38,8 +39,9 @@ from onecard.train.step import Stepper
 STEPS = 100
 VOCAB = 64
 SETTINGS = {
-    "batch_size": 4, "gradient_accumulation_steps": 2, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32,
-    "bias": True, "dropout": 0.0, "learning_rate": 3e-3, "min_lr": 3e-4, "warmup_iters": 10, "lr_decay_iters": STEPS,
+    "batch_size": 4, "gradient_accumulation_steps": 2, "block_size": 32, "n_layer": 2, "n_head": 2,
+    "n_embd": 32, "bias": True, "dropout": 0.0, "learning_rate": 3e-3, "min_lr": 3e-4, "warmup_iters": 10,
+    "lr_decay_iters": STEPS,
     "max_iters": STEPS - 1, "eval_interval": 100_000, "eval_iters": 1, "weight_decay": 0.1, "grad_clip": 1.0,
 }  # fmt: skip
 
@@ -84,7 +86,14 @@ def run_nanogpt(clone: Path) -> dict[str, Any]:
         write_dataset(Path(folder) / "data" / "parity")
         (Path(folder) / "configurator.py").write_text((clone / "configurator.py").read_text())
         os.chdir(folder)
-        sys.argv = ["train.py", "--dataset=parity", "--device=cpu", "--compile=False", "--dtype=float32", *flags]
+        sys.argv = [
+            "train.py",
+            "--dataset=parity",
+            "--device=cpu",
+            "--compile=False",
+            "--dtype=float32",
+            *flags,
+        ]
         try:
             runpy.run_path(str(clone / "train.py"), run_name="__main__")
         finally:
@@ -103,7 +112,9 @@ def run_onecard(noted: dict[str, Any], config: RunConfig) -> list[float]:
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
     )
-    stepper = Stepper(model, optimizer, device="cpu", dtype="float32", dropout=0.0, grad_clip=config.grad_clip)
+    stepper = Stepper(
+        model, optimizer, device="cpu", dtype="float32", dropout=0.0, grad_clip=config.grad_clip
+    )
     losses = []
     accumulation = config.gradient_accumulation_steps
     for step in range(STEPS):
@@ -116,14 +127,19 @@ def run_onecard(noted: dict[str, Any], config: RunConfig) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nanogpt", type=Path, required=True)
     parser.add_argument("--save-fixture", type=Path)
     options = parser.parse_args()
     config = load_config(RunConfig, [f"--{k}={v}" for k, v in SETTINGS.items()])
     noted = run_nanogpt(options.nanogpt.resolve())
     accumulation = config.gradient_accumulation_steps
-    theirs = [sum(noted["loss"][i : i + accumulation]) / accumulation for i in range(0, len(noted["loss"]), accumulation)]
+    theirs = [
+        sum(noted["loss"][i : i + accumulation]) / accumulation
+        for i in range(0, len(noted["loss"]), accumulation)
+    ]
     ours = run_onecard(noted, config)
     assert len(theirs) == len(ours) == STEPS
     differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]

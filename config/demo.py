@@ -2,8 +2,8 @@
 #   onecard prepare stdlib
 #   onecard train config/demo.py
 #   onecard sample --out_dir=out-demo
-out_dir = 'out-demo'
-dataset = 'stdlib'
+out_dir = "out-demo"
+dataset = "stdlib"
 
 # Small and short: in a few minutes, many small steps teach more than a larger model (docs/logbook.md).
 n_layer = 2
@@ -13,7 +13,7 @@ block_size = 128
 
 batch_size = 4
 gradient_accumulation_steps = 1
-max_iters = 7500
+max_iters = 6500
 lr_decay_iters = max_iters
 warmup_iters = 100
 learning_rate = 4e-3
@@ -23,4 +23,4 @@ beta2 = 0.99
 eval_interval = 1500
 eval_iters = 100
 log_interval = 100
-compile = False # compiling would take longer than it saves here
+compile = False  # compiling would take longer than it saves here

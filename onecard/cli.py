@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from onecard.config import Config, RunConfig, SampleConfig, describe_knobs, knobs, load_config
+from onecard.config import RunConfig, SampleConfig
 from onecard.errors import UserError, need_package
+from onecard.knobs import Config, describe_knobs, knobs, load_config
 
 INTERRUPTED = 130
 
@@ -54,8 +55,9 @@ CONFIG_VERBS: dict[str, tuple[Callable[[Sequence[str]], int], type[Config]]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
+    """The command line; with `verb`, one of nanoGPT's doors (train.py, sample.py)."""
+    arguments = [*([verb] if verb else []), *(sys.argv[1:] if argv is None else argv)]
     try:
         if not arguments or arguments[0] in ("--help", "-h", "help"):
             print(HELP)

@@ -1,87 +1,21 @@
-"""Every knob of a run: typed, checked across fields, and aware of which values the user set.
+"""Every knob of a run: what it means, its default, and what it may not contradict.
 
 nanoGPT's names and defaults keep their meaning. A value the user set is pinned; what is left at its
-default (None reads as `auto`) may be chosen by onecard. The reading of files and arguments is in
-config_file.py; here is what the names mean.
+default (None reads as `auto`) may be chosen by onecard.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from onecard.config_file import (
-    FALSE_WORDS,
-    MAX_INTEGER,
-    TRUE_WORDS,
-    Argument,
-    Assignment,
-    Value,
-    parse_argument_text,
-    read_config_file,
-    shortened,
-    split_arguments,
-)
+from onecard.config_file import shortened
 from onecard.errors import UserError
+from onecard.knobs import Config, knob, knobs
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-
-
-def knob(
-    kind: str,
-    default: Value,
-    text: str,
-    *,
-    group: str,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    changes_result: bool = True,
-) -> Any:
-    """A field of a config. `kind` is int, float, bool, str or tokens; default None means auto.
-
-    `changes_result=False` marks knobs that may differ between a run and its continuation without
-    making it another experiment (logging, device, ...).
-    """
-    if high is None and kind in ("int", "tokens"):
-        high = MAX_INTEGER
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "kind": kind, "help": text, "group": group, "low": low, "high": high,
-            "choices": choices, "changes_result": changes_result,
-        },
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """What all configs share: where each value came from, and what the reader should be told."""
-
-    origins: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
-
-    def is_set(self, name: str) -> bool:
-        """Did the user pin this value (in a file or on the command line)?"""
-        return name in self.origins
-
-    def values(self) -> dict[str, Value]:
-        return {f.name: getattr(self, f.name) for f in knobs(type(self))}
-
-    def check(self) -> None:
-        """Raise UserError if values contradict each other. Single values are checked on reading."""
-
-    def resolved(self: C) -> C:
-        """The config with knobs that follow from others filled in."""
-        return self
-
-
-C = TypeVar("C", bound=Config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,20 +115,21 @@ class RunConfig(Config):
         if self.fresh and self.init_from == "resume":
             raise UserError("fresh starts over and init_from='resume' continues", hint="keep one of them")
 
+    def _schedule_notes(self) -> tuple[str, ...]:
+        """A schedule that ends far from the run is legal, and nearly always an oversight."""
+        end, last = self.lr_decay_iters, self.max_iters
+        if not self.decay_lr or not self.is_set("max_iters") or last / 2 <= end <= 2 * max(last, 1):
+            return ()
+        effect = "hardly decays" if end > last else f"stays at min_lr from step {end} on"
+        return (
+            f"lr_decay_iters is {end} and max_iters {last}: the learning rate {effect} "
+            f"(--lr_decay_iters={last} ends both together)",
+        )
+
     def resolved(self) -> RunConfig:
         """A horizon in tokens becomes max_iters; an unset schedule follows it."""
         if self.tokens is None or (self.is_set("tokens") and self.is_set("max_iters")):
-            notes = self.notes
-            if (
-                self.decay_lr
-                and self.is_set("max_iters")
-                and self.lr_decay_iters > 2 * max(self.max_iters, 1)
-            ):
-                notes += (
-                    f"lr_decay_iters {self.lr_decay_iters} is far beyond max_iters {self.max_iters}: the learning "
-                    f"rate will hardly decay (--lr_decay_iters={self.max_iters} makes it)",
-                )
-            return dataclasses.replace(self, notes=notes)
+            return dataclasses.replace(self, notes=(*self.notes, *self._schedule_notes()))
         steps = -(-self.tokens // self.tokens_per_step)  # rounded up, exactly
         changes: dict[str, Any] = {"max_iters": steps}
         if not self.is_set("lr_decay_iters"):
@@ -234,136 +169,6 @@ class SampleConfig(Config):
             )
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
-def knobs(cls: type[Config]) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(cls) if "kind" in f.metadata]
-
-
-def load_config(cls: type[C], arguments: Sequence[str], also_known: frozenset[str] = frozenset()) -> C:
-    """Read config files and `--name=value` arguments, later ones overriding earlier ones.
-
-    Names in `also_known` (another command's knobs) may stand in a *file* and are passed over: one
-    config file serves train and sample.
-    """
-    fields = {f.name: f for f in knobs(cls)}
-    defaults: dict[str, Any] = {name: f.default for name, f in fields.items()}
-    values: dict[str, Value] = {}
-    origins: dict[str, str] = {}
-    notes: list[str] = []
-
-    def set_value(assignment: Assignment, from_text: bool) -> None:
-        field = _known_field(assignment, fields)
-        values[field.name] = _typed(field, assignment, from_text)
-        origins[field.name] = assignment.origin
-
-    # `--no-compile` reads naturally for booleans.
-    negated = {f"no_{n}": n for n, f in fields.items() if f.metadata["kind"] == "bool"}
-    for argument in split_arguments(
-        arguments, lambda n: n in fields and fields[n].metadata["kind"] != "bool"
-    ):
-        if argument.name == "":
-            parsed = read_config_file(
-                str(argument.value), {**dict.fromkeys(also_known), **defaults, **values}
-            )
-            notes += parsed.notes
-            for assignment in parsed.assignments:
-                if assignment.name in fields or assignment.name not in also_known:
-                    set_value(assignment, from_text=False)
-        elif argument.name in negated and argument.value is None:
-            set_value(Assignment(negated[argument.name], False, "command line"), from_text=False)
-        else:
-            set_value(_argument_assignment(argument, fields), from_text=True)
-    config = cls(**values, origins=origins, notes=tuple(notes)).resolved()
-    config.check()
-    return config
-
-
-def from_values(cls: type[C], values: Mapping[str, Any], origins: Mapping[str, str]) -> C:
-    """Rebuild a config saved in a run; knobs this version does not know are left out."""
-    names = {f.name for f in knobs(cls)}
-    return cls(**{k: v for k, v in values.items() if k in names}, origins=dict(origins))
-
-
-def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Field[Any]]) -> Assignment:
-    if argument.value is not None:
-        return Assignment(argument.name, argument.value, "command line")
-    if argument.name in fields and fields[argument.name].metadata["kind"] != "bool":
-        raise UserError(f"--{argument.name} needs a value", hint=f"--{argument.name}=VALUE")
-    return Assignment(argument.name, True, "command line")
-
-
-def _known_field(
-    assignment: Assignment, fields: Mapping[str, dataclasses.Field[Any]]
-) -> dataclasses.Field[Any]:
-    if assignment.name in fields:
-        return fields[assignment.name]
-    near = difflib.get_close_matches(assignment.name, fields, n=2, cutoff=0.6)
-    raise UserError(
-        f"there is no knob called '{assignment.name}' ({assignment.origin})",
-        hint=f"did you mean {' or '.join(near)}?" if near else "`onecard train --help` lists them all",
-    )
-
-
-def _typed(field: dataclasses.Field[Any], assignment: Assignment, from_text: bool) -> Value:
-    """The value in the knob's own type and range, or a UserError that says what it takes."""
-    kind, raw = field.metadata["kind"], assignment.value
-    value: Value = raw
-    if from_text and isinstance(raw, str):
-        value = parse_argument_text(raw)
-    if field.default is None and (value is None or value == "auto"):
-        return None
-    if kind == "str" and not isinstance(value, str):
-        value = raw  # --out_dir=7 means the text
-    converted = _convert(kind, value)
-    if converted is None:
-        article = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text",
-                   "tokens": "a number of tokens such as 3.2B, 100M or 5_000_000"}[kind]  # fmt: skip
-        raise UserError(f"{field.name} takes {article}, not {shortened(raw)} ({assignment.origin})")
-    _check_range(field, converted, assignment)
-    return converted
-
-
-def _convert(kind: str, value: Value) -> Value:
-    """None when the value cannot be read as this kind."""
-    if kind == "bool":
-        if isinstance(value, str):
-            word = value.strip().lower()
-            return True if word in TRUE_WORDS else False if word in FALSE_WORDS else None
-        return bool(value) if value in (0, 1) else None
-    if kind == "str":
-        return value if isinstance(value, str) else None
-    if kind == "tokens" and isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMbBtT])\s*", value)
-        exponents = {"k": "e3", "m": "e6", "b": "e9", "t": "e12"}
-        count = float(match[1] + exponents[match[2].lower()]) if match else math.inf
-        return round(count) if math.isfinite(count) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    if kind == "float":
-        return float(value)
-    return int(value) if value == int(value) else None
-
-
-def _check_range(field: dataclasses.Field[Any], value: Value, assignment: Assignment) -> None:
-    low, high, choices = field.metadata["low"], field.metadata["high"], field.metadata["choices"]
-    what = f"{field.name} cannot be {shortened(value)} ({assignment.origin})"
-    if choices and value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        raise UserError(
-            what,
-            f"it is one of: {', '.join(choices)}" + (", auto" if field.default is None else ""),
-            f"did you mean {near[0]}?" if near else "",
-        )
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return
-    if low is not None and value < low:
-        raise UserError(what, f"the least is {low}")
-    if high is not None and value > high:
-        raise UserError(what, f"the most is {high}")
-
-
 def _check_init_from(init_from: str) -> None:
     if (
         init_from in ("auto", "scratch", "resume", *GPT2_NAMES)
@@ -387,12 +192,3 @@ def _nearest(start: int, most: int, works: Any) -> int:
             if 1 <= candidate <= most and works(candidate):
                 return candidate
         distance += 1
-
-
-def describe_knobs(cls: type[Config]) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """(group, [(name, default, help)]) for --help."""
-    groups: dict[str, list[tuple[str, str, str]]] = {}
-    for f in knobs(cls):
-        default = "auto" if f.default is None else repr(f.default)
-        groups.setdefault(f.metadata["group"], []).append((f.name, default, f.metadata["help"]))
-    return list(groups.items())

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-# Tests must not leave compiled code or downloads in the user's own cache.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Before anything imports torch: one thread a process, or parallel test workers fight over the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test may reach a service outside.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.fixture

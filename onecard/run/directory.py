@@ -16,8 +16,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from onecard.config import RunConfig, from_values, knobs
+from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.knobs import from_values, knobs
 
 SCHEMA = 1
 

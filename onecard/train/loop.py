@@ -190,7 +190,13 @@ class Training:
             return
         try:
             text = sample_text(
-                run.model, run.tokenizer, "", config.sample_tokens, config.seed, device=run.device, dtype=run.dtype
+                run.model,
+                run.tokenizer,
+                "",
+                config.sample_tokens,
+                config.seed,
+                device=run.device,
+                dtype=run.dtype,
             )
         except UserError as error:
             self.display.say(f"note: no sample text: {error.what}", "yellow")

@@ -65,7 +65,7 @@ class Summary:
             took = duration(values["seconds"])
             lines.append(
                 f"trained {values['tokens']:,} tokens ({values['epochs']:.2f} epochs) in {took}"
-                + (f", {speed:,.0f} tokens/s" if speed else "")
+                + (f", median speed {speed:,.0f} tokens/s" if speed else "")
             )
         if not self.interrupted and values.get("val_loss") is not None:
             lines += self._learned()

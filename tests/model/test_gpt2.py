@@ -20,10 +20,15 @@ def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
 
 def test_parameter_names_are_nanogpts() -> None:
     names = {name for name, _ in GPT2(SHAPE).named_parameters()}
-    layer = {f"{part}.{kind}" for part in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-             for kind in ("weight", "bias")}  # fmt: skip
+    parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    layer = {f"{part}.{kind}" for part in parts for kind in ("weight", "bias")}
     expected = {f"transformer.h.{i}.{n}" for i in range(2) for n in layer}
-    expected |= {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias"}
+    expected |= {
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+        "transformer.ln_f.weight",
+        "transformer.ln_f.bias",
+    }
     assert names == expected
 
 

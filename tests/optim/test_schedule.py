@@ -11,7 +11,9 @@ from onecard.optim.schedule import learning_rate
 
 
 def config(**values: float) -> RunConfig:
-    return RunConfig(**{"warmup_iters": 10, "lr_decay_iters": 110, "learning_rate": 1e-3, "min_lr": 1e-4, **values})
+    return RunConfig(
+        **{"warmup_iters": 10, "lr_decay_iters": 110, "learning_rate": 1e-3, "min_lr": 1e-4, **values}
+    )
 
 
 @pytest.mark.parametrize(

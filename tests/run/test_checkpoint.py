@@ -106,7 +106,9 @@ def test_all_writes_are_covered_by_the_failure_test(tmp_path: Path, monkeypatch:
     assert calls == 11
 
 
-def test_ctrl_c_while_writing_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_writing_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from onecard.config import RunConfig, load_config
+from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.knobs import load_config
 from onecard.run.directory import RunDirectory, differences, read_json, write_json
 
 
@@ -61,9 +62,20 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
 def test_only_what_changes_the_experiment_counts_as_a_difference() -> None:
     before = config("--batch_size=16", "--gradient_accumulation_steps=32")
     assert differences(before, config("--batch_size=8", "--gradient_accumulation_steps=64")) == []
-    same = config("--batch_size=16", "--gradient_accumulation_steps=32", "--device=cpu", "--log_interval=7", "--no-compile")
+    same = config(
+        "--batch_size=16",
+        "--gradient_accumulation_steps=32",
+        "--device=cpu",
+        "--log_interval=7",
+        "--no-compile",
+    )
     assert differences(before, same) == []
-    other = config("--batch_size=16", "--gradient_accumulation_steps=32", "--n_layer=3", "--learning_rate=1e-3")
+    other = config(
+        "--batch_size=16", "--gradient_accumulation_steps=32", "--n_layer=3", "--learning_rate=1e-3"
+    )
     assert differences(before, other) == [("n_layer", 12, 3), ("learning_rate", 6e-4, 1e-3)]
     smaller = config("--batch_size=8", "--gradient_accumulation_steps=32")
-    assert [name for name, _, _ in differences(before, smaller)] == ["batch_size", "gradient_accumulation_steps"]
+    assert [name for name, _, _ in differences(before, smaller)] == [
+        "batch_size",
+        "gradient_accumulation_steps",
+    ]

@@ -14,7 +14,9 @@ def recorder(tmp_path: Path) -> tuple[Recorder, RunDirectory]:
 
 
 def test_the_lines_are_nanogpts() -> None:
-    assert iteration_line(200, 6.12341, 4.32112, 0.1152) == "iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%"
+    assert (
+        iteration_line(200, 6.12341, 4.32112, 0.1152) == "iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%"
+    )
     assert iteration_line(0, 6.1, 0.5, None) == "iter 0: loss 6.1000, time 500.00ms"
     assert evaluation_line(500, 5.86, 5.861) == "step 500: train loss 5.8600, val loss 5.8610"
 
@@ -49,7 +51,9 @@ def test_every_file_carries_its_schema_and_is_valid_json_even_for_a_diverged_run
         files.metrics(step=0, loss=float("nan"), grad_norm=float("inf"))
         files.event("started", step=0)
     for path in (directory.metrics_path, directory.events_path):
-        first, second = (json.loads(line, parse_constant=lambda _: 1 / 0) for line in path.read_text().splitlines())
+        first, second = (
+            json.loads(line, parse_constant=lambda _: 1 / 0) for line in path.read_text().splitlines()
+        )
         assert first == {"schema": 1}
         assert second["step"] == 0
     assert read_metrics(directory.metrics_path)[0]["loss"] is None

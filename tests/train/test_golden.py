@@ -15,10 +15,11 @@ import pytest
 import torch
 from conftest import learnable_tokens, write_bins
 
-from onecard.config import RunConfig, load_config
+from onecard.config import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.bins import TokenFile
 from onecard.data.prefetch import Prefetcher
+from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
 from onecard.optim.adamw import build_adamw
 from onecard.optim.schedule import learning_rate
@@ -35,8 +36,9 @@ CASES: dict[str, list[str]] = {
     "unclipped": ["--grad_clip=0", "--decay_lr=False"],
 }
 COMMON = [
-    "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=3", "--gradient_accumulation_steps=3",
-    "--learning_rate=1e-2", "--min_lr=1e-3", "--warmup_iters=5", "--lr_decay_iters=30", "--max_iters=30", "--vocab_size=61",
+    "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=3",
+    "--gradient_accumulation_steps=3", "--learning_rate=1e-2", "--min_lr=1e-3", "--warmup_iters=5",
+    "--lr_decay_iters=30", "--max_iters=30", "--vocab_size=61",
 ]  # fmt: skip
 
 
@@ -53,7 +55,9 @@ def float64_losses(config: RunConfig, folder: Path) -> list[float]:
     )
     sequences = Sequences(TokenFile.open(path), config.block_size, config.seed)
     losses = []
-    with Prefetcher(sequences, sequences.start(), step_sequences=config.sequences_per_step, micro_batch=4) as batches:
+    with Prefetcher(
+        sequences, sequences.start(), step_sequences=config.sequences_per_step, micro_batch=4
+    ) as batches:
         for step in range(config.max_iters):
             micros = batches.next_step().micros
             losses.append(sum(stepper.backward(m, config.tokens_per_step).item() for m in micros))
@@ -79,7 +83,9 @@ def test_float64_losses_are_the_recorded_ones(case: str, tmp_path: Path) -> None
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_a_whole_run_in_float32_gives_the_recorded_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_run_in_float32_gives_the_recorded_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_bins(tmp_path / "data" / "tiny", train=2_000, val=600)
     arguments = ["--dataset=tiny", "--device=cpu", "--no-compile", "--eval_interval=15", "--eval_iters=4"]

@@ -15,8 +15,9 @@ import pytest
 import torch
 from conftest import write_bins
 
-from onecard.config import RunConfig, load_config
+from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.knobs import load_config
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.train import loop as loop_module
@@ -26,9 +27,9 @@ from onecard.train.summary import Summary
 
 TINY = [
     "--dataset=tiny", "--vocab_size=61", "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16",
-    "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--min_lr=1e-3", "--warmup_iters=3",
-    "--lr_decay_iters=20", "--max_iters=20", "--eval_interval=10", "--eval_iters=2", "--device=cpu", "--no-compile",
-    "--sample_tokens=0", "--out_dir=out",
+    "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--min_lr=1e-3",
+    "--warmup_iters=3", "--lr_decay_iters=20", "--max_iters=20", "--eval_interval=10", "--eval_iters=2",
+    "--device=cpu", "--no-compile", "--sample_tokens=0", "--out_dir=out",
 ]  # fmt: skip
 
 
@@ -129,7 +130,9 @@ def test_the_batch_split_changes_neither_data_nor_losses(workplace: Path) -> Non
     a, b = losses("a"), losses("b")
     assert a.keys() == b.keys()
     assert all(a[step] == pytest.approx(b[step], abs=2e-5) for step in a)
-    evaluations = [[x["val_loss"] for x in read_metrics(Path(d) / "metrics.jsonl") if "val_loss" in x] for d in "ab"]
+    evaluations = [
+        [x["val_loss"] for x in read_metrics(Path(d) / "metrics.jsonl") if "val_loss" in x] for d in "ab"
+    ]
     assert evaluations[0] == pytest.approx(evaluations[1], abs=2e-5)
 
 

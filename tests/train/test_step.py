@@ -134,11 +134,18 @@ def test_a_hundred_steps_give_nanogpts_own_losses() -> None:
         recorded = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     config = RunConfig(**settings)
     model = GPT2(GPT2Shape(config.n_layer, config.n_head, config.n_embd, 64, config.block_size, config.bias))
-    load_weights(model, {k.removeprefix("weights."): v for k, v in recorded.items() if k.startswith("weights.")})
-    optimizer = build_adamw(
-        model, learning_rate=config.learning_rate, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+    load_weights(
+        model, {k.removeprefix("weights."): v for k, v in recorded.items() if k.startswith("weights.")}
     )
-    stepper = Stepper(model, optimizer, device="cpu", dtype="float32", dropout=0.0, grad_clip=config.grad_clip)
+    optimizer = build_adamw(
+        model,
+        learning_rate=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+    )
+    stepper = Stepper(
+        model, optimizer, device="cpu", dtype="float32", dropout=0.0, grad_clip=config.grad_clip
+    )
     x, y = recorded["x"].long(), recorded["y"].long()
     accumulation = config.gradient_accumulation_steps
     ids = torch.zeros(config.batch_size, dtype=torch.int64)

@@ -9,11 +9,12 @@ import pytest
 import torch
 from conftest import learnable_tokens
 
-from onecard.config import RunConfig, load_config
+from onecard.config import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.errors import UserError
 from onecard.hardware.machine import local_gpus, peak_flops, resolve_device
+from onecard.knobs import load_config
 from onecard.model.dropout import keep_mask
 from onecard.model.gpt2 import GPT2
 from onecard.optim.adamw import build_adamw
@@ -53,7 +54,13 @@ def full_fp32():  # type: ignore[no-untyped-def]
 
 
 def losses_of(
-    device: str, dtype: str, *, compiled: bool = False, dropout: float = 0.0, steps: int = 8, micro_batch: int = 6
+    device: str,
+    dtype: str,
+    *,
+    compiled: bool = False,
+    dropout: float = 0.0,
+    steps: int = 8,
+    micro_batch: int = 6,
 ) -> list[float]:
     model = GPT2.initialised(SHAPE, 3).to(device)
     if compiled:
@@ -100,7 +107,9 @@ def test_compiling_changes_nothing_but_rounding(full_fp32: None, dropout: float)
 def test_the_split_into_micro_batches_does_not_show(full_fp32: None) -> None:
     whole = losses_of("cuda", "float32", dropout=0.2, micro_batch=16)
     for micro_batch in (8, 5, 1):
-        assert losses_of("cuda", "float32", dropout=0.2, micro_batch=micro_batch) == pytest.approx(whole, abs=2e-4)
+        assert losses_of("cuda", "float32", dropout=0.2, micro_batch=micro_batch) == pytest.approx(
+            whole, abs=2e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -127,9 +136,9 @@ def test_a_whole_compiled_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     for split in ("train", "val"):
         learnable_tokens(20_000, vocab=64).tofile(tmp_path / "data" / "text" / f"{split}.bin")
     common = [
-        "--dataset=text", "--vocab_size=64", "--n_layer=2", "--n_head=4", "--n_embd=128", "--block_size=64", "--batch_size=6",
-        "--gradient_accumulation_steps=3", "--learning_rate=3e-3", "--min_lr=3e-4", "--warmup_iters=3",
-        "--lr_decay_iters=30", "--eval_interval=15", "--eval_iters=5", "--device=cuda",
+        "--dataset=text", "--vocab_size=64", "--n_layer=2", "--n_head=4", "--n_embd=128", "--block_size=64",
+        "--batch_size=6", "--gradient_accumulation_steps=3", "--learning_rate=3e-3", "--min_lr=3e-4",
+        "--warmup_iters=3", "--lr_decay_iters=30", "--eval_interval=15", "--eval_iters=5", "--device=cuda",
     ]  # fmt: skip
 
     def run(*more: str) -> RunConfig:
