@@ -32,7 +32,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.train
 	$(BIN)/onecard prepare stdlib
 	$(BIN)/onecard train config/demo.py --fresh
-	$(BIN)/onecard sample --out_dir=out-demo --num_samples=2 --max_new_tokens=400 --start='def '
+	$(BIN)/onecard sample --out_dir=out-demo --num_samples=2 --max_new_tokens=400 --temperature=0.6 --start='def '
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)

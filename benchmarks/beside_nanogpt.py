@@ -20,21 +20,28 @@ from typing import Any
 
 import torch
 
-VOCAB, BLOCK = 50304, 1024
+VOCAB = 50304
+
+
+def _shape(options: argparse.Namespace) -> Any:
+    from onecard.shapes import GPT2Shape
+
+    return GPT2Shape(options.n_layer, options.n_head, options.n_embd, VOCAB, options.block, False)
 
 
 def our_step(options: argparse.Namespace) -> Any:
     from onecard.data.prefetch import Micro
     from onecard.model.gpt2 import GPT2
     from onecard.optim.adamw import build_adamw
-    from onecard.shapes import GPT2Shape
     from onecard.train.step import Stepper
 
     torch.set_float32_matmul_precision("high")
-    model = GPT2.initialised(GPT2Shape(12, 12, options.n_embd, VOCAB, BLOCK, False), 0).cuda()
+    model = GPT2.initialised(_shape(options), 0).cuda()
     model.compile_parts()
     optimizer = build_adamw(model, learning_rate=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    stepper = Stepper(model, optimizer, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0)
+    stepper = Stepper(
+        model, optimizer, device="cuda", dtype="bfloat16", dropout=options.dropout, grad_clip=1.0
+    )
     ids = torch.zeros(options.batch, dtype=torch.int64, device="cuda")
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -51,7 +58,13 @@ def nanogpt_step(options: argparse.Namespace) -> Any:
 
     torch.backends.cuda.matmul.allow_tf32 = True
     shape = nanogpt_model.GPTConfig(
-        block_size=BLOCK, vocab_size=VOCAB, n_layer=12, n_head=12, n_embd=options.n_embd, bias=False
+        block_size=options.block,
+        vocab_size=VOCAB,
+        n_layer=options.n_layer,
+        n_head=options.n_head,
+        n_embd=options.n_embd,
+        bias=False,
+        dropout=options.dropout,
     )
     plain = nanogpt_model.GPT(shape).cuda()
     optimizer = plain.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
@@ -71,7 +84,7 @@ def nanogpt_step(options: argparse.Namespace) -> Any:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     step = {"onecard": our_step, "nanogpt": nanogpt_step}[options.contender](options)
-    x, y = torch.randint(0, VOCAB, (2, options.batch, BLOCK), device="cuda").unbind(0)
+    x, y = torch.randint(0, VOCAB, (2, options.batch, options.block), device="cuda").unbind(0)
     began = time.perf_counter()
     step(x, y)
     torch.cuda.synchronize()
@@ -82,7 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         step(x, y)
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    tokens = options.accumulation * options.batch * BLOCK
+    tokens = options.accumulation * options.batch * options.block
     return {
         "contender": options.contender,
         "first_step_s": round(first, 2),
@@ -111,7 +124,11 @@ def main() -> None:
     )
     parser.add_argument("--nanogpt", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--n_layer", type=int, default=12)
+    parser.add_argument("--n_head", type=int, default=12)
     parser.add_argument("--n_embd", type=int, default=768)
+    parser.add_argument("--block", type=int, default=1024)
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--accumulation", type=int, default=4)
     parser.add_argument("--steps", type=int, default=12)
@@ -135,7 +152,8 @@ def main() -> None:
         for c in ("nanogpt", "onecard")
     }
     result = {
-        "what": f"GPT-2 12 layers, n_embd {options.n_embd}, {options.batch}x{BLOCK} tokens, bf16, compiled",
+        "what": f"GPT-2 {options.n_layer} layers, n_embd {options.n_embd}, dropout {options.dropout}, "
+        f"{options.batch}x{options.block} tokens, bf16, compiled",
         "date": time.strftime("%Y-%m-%d"),
         "command": "python " + " ".join(["benchmarks/beside_nanogpt.py", *sys.argv[1:]]),
         "card": torch.cuda.get_device_name(),

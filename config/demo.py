@@ -13,14 +13,14 @@ block_size = 128
 
 batch_size = 4
 gradient_accumulation_steps = 1
-max_iters = 6500
+max_iters = 8000
 lr_decay_iters = max_iters
 warmup_iters = 100
 learning_rate = 4e-3
 min_lr = 1e-4
 beta2 = 0.99
 
-eval_interval = 1500
+eval_interval = 2000
 eval_iters = 100
 log_interval = 100
 compile = False  # compiling would take longer than it saves here

@@ -1,7 +1,7 @@
 # A 41M GPT on FineWeb: 524,288 tokens a step, 3.1B tokens in all.
 # With FineWeb's parquet files in a folder: onecard prepare FOLDER --name fineweb
-out_dir = 'out-fineweb'
-dataset = 'fineweb'
+out_dir = "out-fineweb"
+dataset = "fineweb"
 
 batch_size = 16
 gradient_accumulation_steps = 32

@@ -1,7 +1,7 @@
 # GPT-2 124M on FineWeb: the same step as train_fineweb.py, three times the model.
 # With FineWeb's parquet files in a folder: onecard prepare FOLDER --name fineweb
-out_dir = 'out-fineweb-124m'
-dataset = 'fineweb'
+out_dir = "out-fineweb-124m"
+dataset = "fineweb"
 
 batch_size = 16
 gradient_accumulation_steps = 32

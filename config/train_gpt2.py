@@ -1,8 +1,8 @@
 # GPT-2 124M on OpenWebText, nanoGPT's recipe: 491,520 tokens a step, 600,000 steps.
 # Needs data/openwebtext/train.bin and val.bin.
 wandb_log = True
-wandb_project = 'owt'
-wandb_run_name = 'gpt2-124M'
+wandb_project = "owt"
+wandb_run_name = "gpt2-124M"
 
 batch_size = 12
 block_size = 1024

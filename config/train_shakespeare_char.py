@@ -1,12 +1,12 @@
 # A character-level GPT on Shakespeare, nanoGPT's first example.
 # With its input.txt here: onecard prepare input.txt --name shakespeare_char --tokenizer char
-out_dir = 'out-shakespeare-char'
-dataset = 'shakespeare_char'
+out_dir = "out-shakespeare-char"
+dataset = "shakespeare_char"
 
 eval_interval = 250
 eval_iters = 200
 log_interval = 10
-always_save_checkpoint = False # it overfits: keep what improves
+always_save_checkpoint = False  # it overfits: keep what improves
 
 gradient_accumulation_steps = 1
 batch_size = 64

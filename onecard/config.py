@@ -81,6 +81,11 @@ class RunConfig(Config):
         """Sacred: no memory pressure may change it."""
         return self.sequences_per_step * self.block_size
 
+    def _steps_for_tokens(self) -> int:
+        """Rounded up, in whole numbers: a float would be off by one for large horizons."""
+        assert self.tokens is not None
+        return -(-self.tokens // self.tokens_per_step)
+
     def check(self) -> None:
         if self.n_embd % self.n_head:
             most = {f.name: f.metadata["high"] for f in knobs(type(self))}
@@ -96,7 +101,7 @@ class RunConfig(Config):
                 "tokens and max_iters are both set",
                 f"tokens from {self.origins['tokens']}, max_iters from {self.origins['max_iters']}; "
                 "both say when the run ends",
-                "keep one of them",
+                f"keep one of them; --max_iters={self._steps_for_tokens()} is that many tokens",
             )
         if self.decay_lr and self.min_lr > self.learning_rate:
             raise UserError(
@@ -130,7 +135,7 @@ class RunConfig(Config):
         """A horizon in tokens becomes max_iters; an unset schedule follows it."""
         if self.tokens is None or (self.is_set("tokens") and self.is_set("max_iters")):
             return dataclasses.replace(self, notes=(*self.notes, *self._schedule_notes()))
-        steps = -(-self.tokens // self.tokens_per_step)  # rounded up, exactly
+        steps = self._steps_for_tokens()
         changes: dict[str, Any] = {"max_iters": steps}
         if not self.is_set("lr_decay_iters"):
             changes["lr_decay_iters"] = max(steps, 1)

@@ -539,9 +539,11 @@ def test_max_iters_may_stand_beside_tokens_left_at_auto() -> None:
     assert (config.tokens, config.max_iters) == (None, 5000)
 
 
-def test_a_schedule_far_beyond_the_end_gets_a_note() -> None:
-    config = train("--max_iters=5000")
-    assert any("lr_decay_iters 600000" in note for note in config.notes)
+def test_a_schedule_that_ends_far_from_the_run_gets_a_note() -> None:
+    (beyond,) = train("--max_iters=5000").notes
+    assert "hardly decays" in beyond
+    (before,) = train("--max_iters=100000", "--lr_decay_iters=5000").notes
+    assert "stays at min_lr from step 5000 on" in before
     assert not train("--max_iters=5000", "--lr_decay_iters=5000").notes
     assert not train("--max_iters=5000", "--decay_lr=False").notes
 

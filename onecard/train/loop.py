@@ -64,7 +64,7 @@ class Training:
             eval_interval=run.config.eval_interval,
             last_step=run.config.max_iters,
         )
-        self.saved_step = run.position.step if run.position.step else -1
+        self.saved_step = run.saved_step
         self.val_loss_of_step: tuple[int, float] | None = None
         self.summary = Summary(run)
         self._waiting: list[StepResult] = []  # steps taken since the last log line

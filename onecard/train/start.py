@@ -62,7 +62,8 @@ class Run:
     evaluation: dict[str, FixedBlocks]
     tokenizer: Tokenizer | None
     position: Position
-    began: str  # how: 'scratch', 'resumed at step 500 ...', 'from gpt2-xl'
+    began: str  # from what: for the person, and the record
+    saved_step: int  # the checkpoint of this run that is on disk, -1 for none
     notes: list[str] = field(default_factory=list)
 
 
@@ -107,22 +108,13 @@ def open_run(config: RunConfig) -> Run:
             model.compile_parts()
         else:
             notes.append(f"running without torch.compile, it does not work here: {problem}")
+    saved_step = source.checkpoint.step if source is not None and source.checkpoint is not None else -1
     evaluation = _evaluation_sets(config, train_tokens, val_tokens, notes)
     tokenizer = _tokenizer_for_samples(data_dir, shape, config, notes)
     return Run(
-        config,
-        directory,
-        device,
-        dtype,
-        model,
-        stepper,
-        sequences,
-        evaluation,
-        tokenizer,
-        position,
-        began,
-        notes,
-    )
+        config, directory, device, dtype, model, stepper, sequences, evaluation, tokenizer, position, began,
+        saved_step, notes,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

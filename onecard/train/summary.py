@@ -79,7 +79,7 @@ class Summary:
         first = self.values.get("first_val_loss")
         frequency = self.unigram_loss()
         rows = [
-            ("guessing every token alike", math.log(self._run.model.shape.vocab_size)),
+            ("guessing every token alike", math.log(self._n_vocab())),
             ("guessing by frequency alone", frequency),
             ("this model, before training", first) if first is not None and "step" in self.values else None,
             ("this model, now", val_loss),
@@ -92,6 +92,11 @@ class Summary:
                 bits = f" ({row[1] / math.log(2) / bytes_per_token:.3f})" if bytes_per_token else ""
                 lines.append(f"  {row[0]:<28} {row[1]:7.4f}{bits}")
         return lines
+
+    def _n_vocab(self) -> int:
+        """Ids that mean something; the embedding may be padded beyond them."""
+        tokenizer = self._run.tokenizer
+        return tokenizer.n_vocab if tokenizer is not None else self._run.model.shape.vocab_size
 
     def unigram_loss(self) -> float:
         """Cross-entropy of validation tokens under the training tokens' frequencies (add-one)."""

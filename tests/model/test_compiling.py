@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import write_bins
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = [
+    "--dataset=tiny", "--vocab_size=61", "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16",
+    "--batch_size=4", "--gradient_accumulation_steps=1", "--max_iters=6", "--eval_interval=6",
+    "--eval_iters=1", "--device=cpu", "--sample_tokens=0", "--decay_lr=False",
+]  # fmt: skip
+
+
+def run_training(folder: Path, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    write_bins(folder / "data" / "tiny", train=3_000, val=600)
+    plain = {k: v for k, v in os.environ.items() if k not in ("CXX", "CC")}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *RUN, *more],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**plain, "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), **environment},
+    )
+
+
+def losses(text: str) -> list[float]:
+    return [
+        float(line.split("loss ")[1].split(",")[0]) for line in text.splitlines() if line.startswith("iter ")
+    ]
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_run_goes_on_eager_and_says_why(tmp_path: Path) -> None:
+    done = run_training(tmp_path, PATH="/nonexistent", PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    assert "running without torch.compile" in done.stderr
+    assert len(losses(done.stderr)) == 6
+
+
+@pytest.mark.slow
+def test_a_compiled_run_gives_the_eager_losses(tmp_path: Path) -> None:
+    compiled = run_training(tmp_path, PYTHONPATH=str(ROOT))
+    assert compiled.returncode == 0, compiled.stderr
+    if "running without torch.compile" in compiled.stderr:
+        pytest.skip("this machine has no compiler")
+    assert list((tmp_path / "compiled").rglob("*.so")), "nothing was kept for the next run"
+    eager = run_training(tmp_path, "--no-compile", "--out_dir=eager", PYTHONPATH=str(ROOT))
+    assert losses(compiled.stderr) == pytest.approx(losses(eager.stderr), abs=2e-4)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from onecard.config import RunConfig, SampleConfig
+from onecard.data.prepare import prepare
+from onecard.errors import UserError
+from onecard.knobs import load_config
+from onecard.run.checkpoint import list_checkpoints
+from onecard.run.export import export_run
+from onecard.run.load import load_for_sampling, load_weights, weights_from, weights_of_run
+from onecard.train.loop import train
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "ckpt.pt"
+SMALL = [
+    "--dataset=text", "--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4",
+    "--gradient_accumulation_steps=1", "--max_iters=30", "--eval_interval=10", "--eval_iters=2",
+    "--device=cpu", "--no-compile", "--decay_lr=False", "--learning_rate=1e-2", "--sample_tokens=0", "--bias=True",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text("import os\n\n\ndef run():\n    return os.name\n" * 300)
+        prepare(["text.txt"], tokenizer="byte", progress=False)
+        train(load_config(RunConfig, SMALL))
+    return folder
+
+
+@pytest.fixture
+def run_folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(trained, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def sampling(*arguments: str) -> SampleConfig:
+    return load_config(SampleConfig, ["--device=cpu", *arguments])
+
+
+def test_a_run_is_loaded_with_its_own_tokenizer_even_without_its_data(run_folder: Path) -> None:
+    shutil.rmtree("data")
+    loaded = load_for_sampling(sampling())
+    assert loaded.tokenizer.name == "byte"
+    assert "out, step 30" in loaded.description
+    assert not loaded.model.training
+
+
+def test_a_step_can_be_chosen_and_a_missing_one_names_those_there_are(run_folder: Path) -> None:
+    kept = [c.step for c in list_checkpoints(Path("out/checkpoints"))]
+    assert f"step {kept[0]}" in weights_of_run("out", kept[0]).description
+    with pytest.raises(UserError, match="no checkpoint of step 7") as error:
+        weights_of_run("out", 7)
+    assert "30" in error.value.why
+
+
+def test_a_run_that_keeps_only_improvements_is_sampled_at_its_best(run_folder: Path) -> None:
+    import json
+
+    for checkpoint, loss in zip(list_checkpoints(Path("out/checkpoints")), (1.0, 2.0), strict=False):
+        rewrite_val_loss(checkpoint.path, loss)
+    assert "step 30" in weights_of_run("out", None).description
+    config = json.loads(Path("out/config.json").read_text())
+    config["values"]["always_save_checkpoint"] = False
+    Path("out/config.json").write_text(json.dumps(config))
+    assert "step 20" in weights_of_run("out", None).description
+
+
+def rewrite_val_loss(folder: Path, loss: float) -> None:
+    import hashlib
+    import json
+
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "val_loss": loss}))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    content = (folder / "state.json").read_bytes()
+    manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_run_goes_to_hugging_face_and_nanogpt_and_back(run_folder: Path) -> None:
+    original = weights_of_run("out", None)
+    assert "Hugging Face" in export_run("out", "hf", step=None, to="huggingface")
+    back = weights_from("./hf")
+    assert back.shape.vocab_size == 257  # the rows that only pad are not exported
+    for name, tensor in original.tensors.items():
+        assert torch.equal(back.tensors[name], tensor[:257] if name == "transformer.wte.weight" else tensor)
+
+    export_run("out", "theirs/ckpt.pt", step=None, to="nanogpt")
+    again = weights_from("theirs/ckpt.pt")
+    assert again.shape == original.shape
+    assert again.nanogpt is not None
+    assert again.nanogpt.step == 30
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in original.tensors.items())
+    saved = list_checkpoints(Path("out/checkpoints"))[-1].optimizer_tensors()
+    exp_avg, _ = again.nanogpt.moments["transformer.wpe.weight"]
+    assert torch.equal(exp_avg, saved["exp_avg.transformer.wpe.weight"])
+
+
+def test_training_starts_from_another_runs_weights(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = train(load_config(RunConfig, [*SMALL, "--init_from=./out", "--out_dir=tuned", "--max_iters=1"]))
+    assert "from out, step 30" in capsys.readouterr().err
+    assert summary.values["step"] == 1
+    assert summary.values["first_val_loss"] < 3.5  # a fresh model would begin near 5.7
+
+
+def test_a_nanogpt_folder_is_sampled_with_its_meta(run_folder: Path) -> None:
+    import pickle
+
+    Path("theirs").mkdir()
+    shutil.copy(FIXTURE, "theirs/ckpt.pt")
+    with pytest.raises(UserError, match="tokenizer of nanoGPT"):
+        load_for_sampling(sampling("--out_dir=theirs"))
+    characters = "abcdefghijklmnopqrst\n"
+    Path("data/tiny").mkdir()
+    meta = {
+        "vocab_size": 21,
+        "stoi": {c: i for i, c in enumerate(characters)},
+        "itos": dict(enumerate(characters)),
+    }
+    Path("data/tiny/meta.pkl").write_bytes(pickle.dumps(meta))
+    loaded = load_for_sampling(sampling("--out_dir=theirs"))
+    assert loaded.tokenizer.name == "char"
+    assert loaded.model.shape.vocab_size == 21
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out_dir=nowhere"], "no run folder"),
+        (["--out_dir=data"], "no checkpoint in data"),
+        (["--init_from=./nowhere"], "nothing at"),
+        (["--init_from=text.txt/"], "nothing at|ckpt|checkpoint"),
+    ],
+)
+def test_nothing_to_sample_from_is_a_clear_error(
+    run_folder: Path, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load_for_sampling(sampling(*arguments))
+
+
+def test_weights_of_another_architecture_are_refused_by_name(run_folder: Path) -> None:
+    weights = weights_of_run("out", None)
+    model = weights.build()
+    with pytest.raises(UserError, match="do not belong") as error:
+        load_weights(model, {k: v for k, v in weights.tensors.items() if "ln_f" not in k})
+    assert "ln_f" in error.value.why
+    with pytest.raises(UserError, match="does not fit"):
+        load_weights(model, {k: v[:3] for k, v in weights.tensors.items()})

@@ -1,0 +1,119 @@
+"""The README is true: its commands run, its files exist, its knobs are knobs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onecard.config import RunConfig, SampleConfig
+from onecard.knobs import load_config
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands_to_run() -> list[str]:
+    return [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
+    for name in ("config", "train.py", "sample.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    commands = commands_to_run()
+    # The doors come first on the page and need the data of the section after them.
+    commands.sort(key=lambda command: not command.startswith("onecard prepare"))
+    assert len(commands) >= 8
+    for command in commands:
+        words = shlex.split(command)
+        door = [sys.executable, "-m", "onecard"] if words[0] == "onecard" else [sys.executable]
+        done = subprocess.run(
+            [*door, *words[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment(tmp_path),
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert done.stdout, command
+    assert (tmp_path / "out-way-hf" / "model.safetensors").is_file()
+    assert (tmp_path / "out-way-nanogpt" / "ckpt.pt").is_file()
+
+
+def environment(folder: Path) -> dict[str, str]:
+    import os
+
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "OMP_NUM_THREADS": "2",
+    }
+
+
+def test_commands_that_need_the_users_data_have_knobs_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = [shlex.split(line) for block in blocks("sh") for line in block.splitlines() if line]
+    assert shown
+    for _, verb, *arguments in shown:
+        if verb in ("train", "sample"):
+            load_config(RunConfig if verb == "train" else SampleConfig, arguments)
+        else:
+            assert verb == "prepare"
+
+
+def test_every_config_file_loads_without_a_note() -> None:
+    files = sorted((ROOT / "config").glob("*.py"))
+    assert len(files) >= 5
+    for path in files:
+        assert load_config(RunConfig, [str(path)]).notes == ()
+
+
+def test_links_and_files_named_in_the_docs_exist() -> None:
+    for text in (README, CONTRIBUTING):
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            assert (ROOT / target).exists(), target
+    the_map = README.split("## The map of the house")[1].split("```")[1]
+    room = ""
+    for line in the_map.splitlines():
+        if found := re.match(r"  (\w+)/ ", line):
+            room = found[1]
+        elif line.startswith("  ") and re.match(r"  \w+\.py", line):
+            room = ""
+        if line.startswith("train.py"):
+            break
+        for name in re.findall(r"\b(\w+\.(?:py|toml))\b", line):
+            assert (ROOT / "onecard" / room / name).is_file() or (ROOT / "onecard" / name).is_file(), name
+
+
+def test_every_module_is_on_the_map_or_behind_its_dots() -> None:
+    the_map = README.split("## The map of the house")[1].split("```")[1]
+    for path in (ROOT / "onecard").iterdir():
+        if path.name.startswith("__"):
+            continue
+        name = f"{path.name}/" if path.is_dir() else path.name
+        assert name in the_map, name
+
+
+def test_figures_in_the_readme_are_those_of_the_results() -> None:
+    import json
+
+    results = ROOT / "benchmarks" / "results"
+    parity = json.loads((results / "2026-11-15-parity-nanogpt.json").read_text())
+    assert f"{parity['largest_difference']:.1e}".replace("e-07", "e-7") in README
+    beside = json.loads((results / "2026-11-15-beside-nanogpt-h200.json").read_text())
+    assert f"{beside['onecard_over_nanogpt']:.2f} of nanoGPT's speed" in README
+    for contender in ("onecard", "nanogpt"):
+        peaks = [r["peak_allocated_gib"] for r in beside["rows"] if r["contender"] == contender]
+        assert f"{max(peaks):.2f}" in README
