@@ -19,7 +19,8 @@ FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "ckpt.pt"
 SMALL = [
     "--dataset=text", "--n_layer=1", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4",
     "--gradient_accumulation_steps=1", "--max_iters=30", "--eval_interval=10", "--eval_iters=2",
-    "--device=cpu", "--no-compile", "--decay_lr=False", "--learning_rate=1e-2", "--sample_tokens=0", "--bias=True",
+    "--device=cpu", "--no-compile", "--decay_lr=False",
+    "--learning_rate=1e-2", "--sample_tokens=0", "--bias=True",
 ]  # fmt: skip
 
 
