@@ -32,7 +32,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.train
 	$(BIN)/onecard prepare stdlib
 	$(BIN)/onecard train config/demo.py --fresh
-	$(BIN)/onecard sample --out_dir=out-demo --num_samples=2 --max_new_tokens=400 --temperature=0.6 --start='def '
+	$(BIN)/onecard sample --out_dir=out-demo --num_samples=3 --max_new_tokens=300 --top_p=0.9 \
+		--start='def __init__(self'
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)

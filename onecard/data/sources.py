@@ -33,7 +33,10 @@ _PARQUET_ROWS = 256
 Kind = Literal["text", "jsonl", "parquet"]
 _KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _COMPRESSED = {".gz": "gunzip -k", ".zst": "unzstd", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zip": "unzip"}
-_STDLIB_LEAVES_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+# Not the library's code: what others installed, tests (missing on many machines), help texts in quotes.
+_STDLIB_LEAVES_OUT = {
+    "site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data",
+}  # fmt: skip
 _STDLIB_LEAST_BYTES = 2**20
 # What prepare writes is never its own input, should the text lie in the same folder.
 OUTPUT_NAMES = {"train.bin", "val.bin", "meta.json", "meta.pkl", "train.bin.partial", "val.bin.partial"}

@@ -243,6 +243,10 @@ class Training:
 
     def _finish(self) -> Summary:
         interrupted = self.stop()
+        if interrupted:
+            self.display.say(
+                f"stopping after step {self.position.step:,}; Ctrl-C again quits at once", "yellow"
+            )
         if self.position.step > max(self.saved_step, 0):
             self._save()
         self.tracker.close()
