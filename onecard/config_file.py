@@ -114,11 +114,13 @@ class _FileReader:
             for node in ast.walk(tree)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         }
-        self.parsed.assignments = [
-            a
-            for a in self.parsed.assignments
-            if a.name in self.known_defaults or not (a.name in used or a.name.startswith("_"))
-        ]
+        knobs = []
+        for a in self.parsed.assignments:
+            if a.name in self.known_defaults or not (a.name in used or a.name.startswith("_")):
+                knobs.append(a)
+            elif near := difflib.get_close_matches(a.name, self.known_defaults, n=1, cutoff=0.85):
+                self.parsed.notes.append(f"{a.origin}: '{a.name}' is no knob; did you mean {near[0]}?")
+        self.parsed.assignments = knobs
         return self.parsed
 
     def _statement(self, node: ast.stmt) -> None:

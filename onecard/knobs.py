@@ -150,7 +150,7 @@ def _known_field(
     near = difflib.get_close_matches(assignment.name, fields, n=2, cutoff=0.6)
     raise UserError(
         f"there is no knob called '{assignment.name}' ({assignment.origin})",
-        hint=f"did you mean {' or '.join(near)}?" if near else "`onecard train --help` lists them all",
+        hint=f"did you mean {' or '.join(near)}?" if near else "--help lists them all",
     )
 
 

@@ -34,6 +34,22 @@ def learnable_tokens(count: int, vocab: int = 61, seed: int = 0) -> np.ndarray:
     return tokens
 
 
+class MemoryTokens:
+    """Learnable tokens in memory, with the interface of a token file."""
+
+    def __init__(self, count: int) -> None:
+        self.tokens = learnable_tokens(count).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def gather(self, positions: np.ndarray, length: int) -> np.ndarray:
+        return np.stack([self.tokens[p : p + length] for p in positions])
+
+    def refresh(self) -> int:
+        return len(self)
+
+
 def write_bins(folder: Path, *, train: int, val: int, vocab: int = 61) -> None:
     """nanoGPT's own layout: headerless uint16, no meta.json."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -535,3 +535,12 @@ def test_text_after_the_equals_sign_is_a_literal_if_it_reads_as_one(text: str, v
 def test_any_text_after_the_equals_sign_gives_a_value(text: str) -> None:
     value = parse_argument_text(text)
     assert value is None or isinstance(value, bool | int | float | str)
+
+
+def test_a_misspelt_knob_that_is_used_further_on_gets_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text("learning_rat = 1e-3\nmin_lr = learning_rat / 10\nbatch = 4\nbatch_size = batch * 2\n")
+    parsed = read_config_file(path, {"learning_rate": 6e-4, "min_lr": 6e-5, "batch_size": 12})
+    assert [a.name for a in parsed.assignments] == ["min_lr", "batch_size"]
+    (note,) = parsed.notes
+    assert note.endswith("x.py:1: 'learning_rat' is no knob; did you mean learning_rate?")

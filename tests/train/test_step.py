@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import learnable_tokens
+from conftest import MemoryTokens
 from safetensors import safe_open
 
 from onecard.config import RunConfig
@@ -22,24 +22,6 @@ SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=32, vocab_size=61, block_size=16, 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "hundred_steps.safetensors"
 
 
-class Tokens:
-    """Tokens in memory, with the interface of a token file."""
-
-    def __init__(self, count: int) -> None:
-        self.tokens = learnable_tokens(count).astype("int64")
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def gather(self, positions, length):  # type: ignore[no-untyped-def]
-        import numpy as np
-
-        return np.stack([self.tokens[p : p + length] for p in positions])
-
-    def refresh(self) -> int:
-        return len(self)
-
-
 def make_stepper(dropout: float = 0.0, grad_clip: float = 1.0, dtype: torch.dtype = torch.float64) -> Stepper:
     model = GPT2.initialised(SHAPE, 3).to(dtype)
     optimizer = build_adamw(model, learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
@@ -47,7 +29,7 @@ def make_stepper(dropout: float = 0.0, grad_clip: float = 1.0, dtype: torch.dtyp
 
 
 def gradients_of_one_step(micro_batch: int, dropout: float) -> tuple[float, dict[str, torch.Tensor]]:
-    sequences = Sequences(Tokens(3000), SHAPE.block_size, seed=7)
+    sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     stepper = make_stepper(dropout)
     loss = 0.0
     with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=micro_batch) as batches:
@@ -75,7 +57,7 @@ def test_dropout_changes_the_loss_and_another_sequence_gets_another_mask() -> No
 
 
 def test_a_step_that_is_stopped_midway_has_not_happened() -> None:
-    sequences = Sequences(Tokens(3000), SHAPE.block_size, seed=7)
+    sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     stepper = make_stepper(dtype=torch.float32)
     before = {n: p.detach().clone() for n, p in stepper.model.named_parameters()}
     asked = 0
@@ -94,7 +76,7 @@ def test_a_step_that_is_stopped_midway_has_not_happened() -> None:
 
 
 def test_the_reported_loss_is_the_mean_over_tokens_and_the_norm_is_before_clipping() -> None:
-    sequences = Sequences(Tokens(3000), SHAPE.block_size, seed=7)
+    sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     unclipped, clipped = make_stepper(grad_clip=0.0, dtype=torch.float32), make_stepper(dtype=torch.float32)
     results = []
     for stepper in (unclipped, clipped):
@@ -111,7 +93,7 @@ def test_the_reported_loss_is_the_mean_over_tokens_and_the_norm_is_before_clippi
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_fp32_weights_and_gradients() -> None:
-    sequences = Sequences(Tokens(3000), SHAPE.block_size, seed=7)
+    sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     stepper = make_stepper(dtype=torch.float32)
     stepper.dtype = "bfloat16"
     with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=16) as batches:

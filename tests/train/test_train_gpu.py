@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from conftest import learnable_tokens
+from conftest import MemoryTokens, learnable_tokens
 
 from onecard.config import RunConfig
 from onecard.data.batches import Sequences
@@ -29,20 +28,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
 ]
 SHAPE = GPT2Shape(n_layer=2, n_head=4, n_embd=128, vocab_size=64, block_size=64, bias=True)
-
-
-class Tokens:
-    def __init__(self) -> None:
-        self.tokens = learnable_tokens(20_000).astype(np.int64)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def gather(self, positions, length):  # type: ignore[no-untyped-def]
-        return np.stack([self.tokens[p : p + length] for p in positions])
-
-    def refresh(self) -> int:
-        return len(self)
 
 
 @pytest.fixture
@@ -67,7 +52,7 @@ def losses_of(
         model.compile_parts()
     optimizer = build_adamw(model, learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     stepper = Stepper(model, optimizer, device=device, dtype=dtype, dropout=dropout, grad_clip=1.0)
-    sequences = Sequences(Tokens(), SHAPE.block_size, seed=7)
+    sequences = Sequences(MemoryTokens(20_000), SHAPE.block_size, seed=7)
     losses = []
     with Prefetcher(
         sequences, sequences.start(), step_sequences=16, micro_batch=micro_batch, device=device
