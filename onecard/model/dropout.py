@@ -17,6 +17,7 @@ from torch import Tensor
 # Below 2**31, so that it is an int32 scalar; arithmetic wraps around, as it does on every device.
 _MULTIPLIER = 0x045D9F3B
 _SITE_STRIDE = 0x1E3779B1
+_LAYER_STRIDE = 0x2C1B3C6D
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class DropoutKeys:
 
     keys_B: Tensor  # int32
     probability: float
+
+    def for_layer(self, layer: int) -> DropoutKeys:
+        """Other keys for every layer, so that a layer's sites can be constants.
+
+        A site that counted through the layers would be a new number in each of them, and the
+        compiler would compile each anew, then give up and run the rest eager.
+        """
+        return DropoutKeys(_scramble(self.keys_B * _LAYER_STRIDE + (layer + 1)), self.probability)
 
     def apply(self, x: Tensor, site: int) -> Tensor:
         """Drop values of x (batch first), scaling what stays by 1/(1-p)."""

@@ -21,9 +21,8 @@ from onecard.shapes import GPT2Shape
 # Without cuDNN's: it builds a plan for every new length, and in decoding every length is new.
 _DECODING_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
-# Dropout sites within a layer; the embedding has a site of its own before all layers.
-_ATTENTION, _ATTENTION_OUT, _MLP_OUT = 0, 1, 2
-_SITES_PER_LAYER = 3
+# Dropout sites; those within a layer are told apart from other layers' by that layer's keys.
+_EMBEDDING, _ATTENTION, _ATTENTION_OUT, _MLP_OUT = range(4)
 
 
 class LayerCache:
@@ -64,9 +63,7 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
         self.c_proj = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
 
-    def forward(
-        self, x_BTD: Tensor, dropout: DropoutKeys | None, first_site: int, cache: LayerCache | None
-    ) -> Tensor:
+    def forward(self, x_BTD: Tensor, dropout: DropoutKeys | None, cache: LayerCache | None) -> Tensor:
         B, T, D = x_BTD.shape
         q_BHTQ, k_BHTQ, v_BHTQ = (
             part.view(B, T, self.n_head, D // self.n_head).transpose(1, 2)
@@ -76,7 +73,7 @@ class CausalSelfAttention(nn.Module):
             # A mask per attention weight cannot be handed to the fused kernels. Computing scores in
             # the open and again in the backward pass keeps T×T memory to one layer at a time.
             y_BHTQ = checkpoint(
-                _attention_with_dropout, q_BHTQ, k_BHTQ, v_BHTQ, dropout, first_site + _ATTENTION,
+                _attention_with_dropout, q_BHTQ, k_BHTQ, v_BHTQ, dropout, _ATTENTION,
                 use_reentrant=False, preserve_rng_state=False,
             )  # fmt: skip
         elif cache is not None:
@@ -87,7 +84,7 @@ class CausalSelfAttention(nn.Module):
         else:
             y_BHTQ = F.scaled_dot_product_attention(q_BHTQ, k_BHTQ, v_BHTQ, is_causal=True)
         y_BTD = self.c_proj(y_BHTQ.transpose(1, 2).reshape(B, T, D))
-        return y_BTD if dropout is None else dropout.apply(y_BTD, first_site + _ATTENTION_OUT)
+        return y_BTD if dropout is None else dropout.apply(y_BTD, _ATTENTION_OUT)
 
 
 def _attention_with_dropout(
@@ -125,12 +122,11 @@ class Block(nn.Module):
         self,
         x_BTD: Tensor,
         dropout: DropoutKeys | None = None,
-        first_site: int = 0,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), dropout, first_site, cache)
+        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), dropout, cache)
         y_BTD = self.mlp(self.ln_2(x_BTD))
-        return x_BTD + (y_BTD if dropout is None else dropout.apply(y_BTD, first_site + _MLP_OUT))
+        return x_BTD + (y_BTD if dropout is None else dropout.apply(y_BTD, _MLP_OUT))
 
 
 class Transformer(nn.Module):
@@ -185,19 +181,19 @@ class GPT2(nn.Module):
     def blocks(self) -> Iterator[Block]:
         return (block for block in self.transformer.h if isinstance(block, Block))
 
-    def compile_parts(self) -> None:
+    def compile_parts(self, backend: str = "inductor") -> None:
         """Compile block by block: all layers share one compilation, and start-up stays short."""
         for block in self.blocks:
-            block.compile(dynamic=False)
-        self._loss_sum = torch.compile(linear_cross_entropy_sum, dynamic=False)
+            block.compile(dynamic=False, backend=backend)
+        self._loss_sum = torch.compile(linear_cross_entropy_sum, dynamic=False, backend=backend)
 
     def hidden(self, tokens_BT: Tensor, dropout: DropoutKeys | None = None) -> Tensor:
         """The normalised last hidden state, for training and evaluation."""
         x_BTD = self._embed(tokens_BT, first_position=0)
         if dropout is not None:
-            x_BTD = dropout.apply(x_BTD, site=0)
+            x_BTD = dropout.apply(x_BTD, _EMBEDDING)
         for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, dropout, 1 + layer * _SITES_PER_LAYER)
+            x_BTD = block(x_BTD, dropout and dropout.for_layer(layer))
         return self.transformer.ln_f(x_BTD)
 
     def loss_sum(self, tokens_BT: Tensor, targets_BT: Tensor, dropout: DropoutKeys | None = None) -> Tensor:

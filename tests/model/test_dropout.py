@@ -16,6 +16,16 @@ def test_a_sequence_has_the_same_mask_in_every_batch() -> None:
         assert torch.equal(together[row], keep_mask(keys(key), (7, 5), 0.3, site=4)[0])
 
 
+def test_every_layer_has_masks_of_its_own() -> None:
+    dropout = DropoutKeys(keys(1, 2, 3), 0.5)
+    layers = [dropout, *(dropout.for_layer(layer) for layer in range(12))]
+    masks = torch.stack([keep_mask(x.keys_B, (4_000,), 0.5, site=1).double() for x in layers]).flatten(0, 1)
+    signs = masks * 2 - 1
+    assert (
+        signs @ signs.T / 4_000 - torch.eye(len(signs), dtype=torch.float64)
+    ).abs().max() < 0.08  # 5 sigma
+
+
 @pytest.mark.parametrize("probability", [0.05, 0.2, 0.5, 0.9])
 def test_the_share_kept_is_one_minus_the_probability(probability: float) -> None:
     kept = keep_mask(torch.arange(-8, 8, dtype=torch.int32), (50_000,), probability, site=1).double()

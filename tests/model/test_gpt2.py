@@ -109,3 +109,18 @@ def test_cropping_the_block_keeps_what_short_sequences_compute() -> None:
     assert model.shape.block_size == 8
     assert sum(p.numel() for p in model.parameters()) == model.shape.parameters
     assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("probability", [None, 0.2])
+def test_all_layers_share_one_compilation(probability: float | None) -> None:
+    """Counted in graphs, so a cheap backend will do. Twelve layers would hit the recompile limit of eight."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    model = GPT2.initialised(GPT2Shape(**{**SHAPE.to_json(), "n_layer": 12}), 0)
+    model.compile_parts(backend="aot_eager")
+    keys = torch.tensor([1, 2], dtype=torch.int32)
+    dropout = None if probability is None else DropoutKeys(keys, probability)
+    x = tokens(2, 17)
+    model.loss_sum(x[:, :-1], x[:, 1:], dropout).backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # a block, and head with loss
+    torch.compiler.reset()
