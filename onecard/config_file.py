@@ -82,7 +82,7 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         folder = path.parent
         names = [str(p) for p in folder.glob("*.py")] if folder.is_dir() else []
-        near = difflib.get_close_matches(str(path), names, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(str(path), names, n=2, cutoff=0.75)
         hint = (
             f"did you mean {' or '.join(near)}?"
             if near

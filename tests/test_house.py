@@ -18,8 +18,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top of the house to the bottom: a room may import its own modules and rooms above it.
 ROOMS = (
-    "errors", "config_file", "knobs", "config", "shapes", "hardware", "plan", "data", "model", "optim",
-    "convert", "run", "generate", "train", "report", "doctor", "ui", "verbs", "cli",
+    "errors", "files", "config_file", "knobs", "config", "shapes", "hardware", "plan", "data", "model",
+    "optim", "convert", "run", "generate", "train", "report", "doctor", "ui", "verbs", "cli",
 )  # fmt: skip
 FREE = ("__init__", "__main__")
 

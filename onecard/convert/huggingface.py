@@ -29,9 +29,9 @@ from onecard.convert.nanogpt import (
     replacing,
     same_values,
     sizes_in,
-    sync_folder,
 )
 from onecard.errors import UserError, missing_package
+from onecard.files import flush_to_disk
 from onecard.shapes import GPT2Shape
 
 PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -119,7 +119,7 @@ def write_huggingface_folder(
         _write_json(unfinished / "generation_config.json", ends)
         for file in unfinished.iterdir():
             _sync_file(file)
-        sync_folder(unfinished)
+        flush_to_disk(unfinished)
         if path.exists():
             path.rmdir()  # empty, as checked; only POSIX would let the rename replace it
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from onecard.errors import UserError
+from onecard.files import flush_to_disk
 from onecard.model.gpt2 import GPT2
 from onecard.shapes import GPT2Shape
 
@@ -258,19 +259,9 @@ def replacing(target: Path) -> Iterator[Path]:
             else:
                 unfinished.unlink(missing_ok=True)
             raise
-        sync_folder(target.parent)
+        flush_to_disk(target.parent)
     except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
         raise UserError(f"cannot write {target}", first_line(error)) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut, where the system can (Windows and some file systems cannot)."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _plain_name(name: str) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from onecard.data.bins import Split
 from onecard.errors import UserError
+from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 LOCK_NAME = ".prepare.lock"
@@ -131,7 +132,7 @@ class DatasetWriter:
                 writer.close()
                 writer.partial.replace(writer.final)
             meta_partial.replace(self.folder / "meta.json")
-            _fsync_folder(self.folder)
+            flush_to_disk(self.folder)
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
@@ -152,34 +153,13 @@ class DatasetWriter:
 
 
 def _lock(path: Path) -> BinaryIO:
-    """Two writers into one file would mix their tokens. The lock goes with the process, even by kill -9."""
-    file = path.open("ab")
+    """Two writers into one file would mix their tokens."""
     try:
-        import fcntl
-    except ImportError:  # Windows: nothing of the kind without another package
-        return file
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
+        return exclusive_lock(path)
+    except AlreadyLockedError:
         raise UserError(
             f"another onecard prepare is writing {path.parent}", hint="wait for it, or choose another --name"
-        ) from error
-    except OSError:
-        pass  # a file system without locks
-    return file
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Renames are durable only with their folder; Windows cannot open one and does not need it."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        ) from None
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:

@@ -27,13 +27,15 @@ class DropoutKeys:
     keys_B: Tensor  # int32
     probability: float
 
-    def for_layer(self, layer: int) -> DropoutKeys:
+    def for_layers(self, n_layer: int) -> list[DropoutKeys]:
         """Other keys for every layer, so that a layer's sites can be constants.
 
         A site that counted through the layers would be a new number in each of them, and the
         compiler would compile each anew, then give up and run the rest eager.
         """
-        return DropoutKeys(_scramble(self.keys_B * _LAYER_STRIDE + (layer + 1)), self.probability)
+        number_L = torch.arange(1, n_layer + 1, device=self.keys_B.device, dtype=torch.int32)
+        keys_LB = _scramble(self.keys_B[None, :] * _LAYER_STRIDE + number_L[:, None])
+        return [DropoutKeys(keys_B, self.probability) for keys_B in keys_LB]
 
     def apply(self, x: Tensor, site: int) -> Tensor:
         """Drop values of x (batch first), scaling what stays by 1/(1-p)."""

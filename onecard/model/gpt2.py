@@ -192,8 +192,10 @@ class GPT2(nn.Module):
         x_BTD = self._embed(tokens_BT, first_position=0)
         if dropout is not None:
             x_BTD = dropout.apply(x_BTD, _EMBEDDING)
-        for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, dropout and dropout.for_layer(layer))
+        n_layer = self.shape.n_layer
+        by_layer = dropout.for_layers(n_layer) if dropout is not None else [None] * n_layer
+        for block, layer_dropout in zip(self.blocks, by_layer, strict=True):
+            x_BTD = block(x_BTD, layer_dropout)
         return self.transformer.ln_f(x_BTD)
 
     def loss_sum(self, tokens_BT: Tensor, targets_BT: Tensor, dropout: DropoutKeys | None = None) -> Tensor:

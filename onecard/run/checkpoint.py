@@ -7,6 +7,7 @@ folder called step-00000500 is complete by construction. The newest two and the 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -20,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from onecard.errors import UserError
-from onecard.run.directory import SCHEMA, read_json, write_json
+from onecard.files import flush_to_disk, write_json
+from onecard.run.directory import SCHEMA, read_json
 
 KEEP_NEWEST = 2
 _NAME = re.compile(r"step-(\d{8,})")
@@ -57,32 +59,37 @@ class Checkpoint:
             raise UserError(f"{self.path / name} cannot be read", str(error)) from None
 
 
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    model: Mapping[str, Tensor],
-    optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-) -> Path:
+@dataclass(frozen=True)
+class TrainingState:
+    """What training changes and a checkpoint keeps, besides the position in the run."""
+
+    weights: dict[str, Tensor]  # every tensor once, the tied head left out
+    optimizer: dict[str, Tensor]
+    scaler: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Mapping[str, Any]) -> Path:
     """Write step-NNNNNNNN under `folder`, then drop checkpoints no longer kept."""
+    model, optimizer = training.weights, training.optimizer
     final = folder / f"step-{step:08d}"
     building = folder / f".building-{final.name}-{os.getpid()}"
     needed = sum(t.numel() * t.element_size() for tensors in (model, optimizer) for t in tensors.values())
     try:
+        _sweep(folder)
         _check_space(folder, needed)
         building.mkdir()
         save_file({k: t.contiguous() for k, t in model.items()}, building / _MODEL)
         save_file({k: t.contiguous() for k, t in optimizer.items()}, building / _OPTIMIZER)
-        write_json(building / _STATE, {"schema": SCHEMA, "step": step, **state})
+        write_json(building / _STATE, {"schema": SCHEMA, "step": step, "scaler": training.scaler, **state})
         files = {name: _facts(building / name) for name in (_MODEL, _OPTIMIZER, _STATE)}
         write_json(building / _MANIFEST, {"schema": SCHEMA, "files": files})
         for name in (*files, _MANIFEST):
-            _flush(building / name)
-        _flush(building)
+            flush_to_disk(building / name)
+        flush_to_disk(building)
         if final.exists():  # the same step again, after a resume from an older checkpoint
             _remove(final)
         building.rename(final)
-        _flush(folder)
+        flush_to_disk(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(building, ignore_errors=True)
         raise UserError(
@@ -113,25 +120,32 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def best_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    measured = [c for c in checkpoints if c.val_loss is not None]
+    measured = [c for c in checkpoints if c.val_loss is not None and math.isfinite(c.val_loss)]
     return min(measured, key=lambda c: c.val_loss or 0.0) if measured else None
 
 
-def newest_intact(checkpoints: list[Checkpoint]) -> tuple[Checkpoint, list[str]]:
+def newest_intact(
+    checkpoints: list[Checkpoint], *, weights_only: bool = False
+) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint whose files are as they were written, and what was wrong with newer ones."""
     problems: list[str] = []
     for checkpoint in reversed(checkpoints):
-        problem = damage(checkpoint)
+        problem = damage(checkpoint, weights_only=weights_only)
         if problem is None:
             return checkpoint, problems
         problems.append(f"{checkpoint.path} is damaged ({problem})")
     raise UserError("no checkpoint of this run is intact", "\n".join(problems), "start over with --fresh")
 
 
-def damage(checkpoint: Checkpoint) -> str | None:
-    """What is wrong with the files against their manifest, or None."""
-    manifest = read_json(checkpoint.path / _MANIFEST)
-    for name, facts in manifest["files"].items():
+def damage(checkpoint: Checkpoint, *, weights_only: bool = False) -> str | None:
+    """What is wrong with the files against their manifest, or None; `weights_only` spares reading moments."""
+    try:
+        files = dict(read_json(checkpoint.path / _MANIFEST)["files"])
+    except (UserError, TypeError, KeyError, ValueError):
+        return f"{_MANIFEST} cannot be read"
+    if weights_only:
+        files.pop(_OPTIMIZER, None)
+    for name, facts in files.items():
         path = checkpoint.path / name
         if not path.is_file():
             return f"{name} is missing"
@@ -140,6 +154,13 @@ def damage(checkpoint: Checkpoint) -> str | None:
         if _sha256(path) != facts["sha256"]:
             return f"the content of {name} has changed"
     return None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a kill left half done. The run folder is claimed, so nobody is at work on it."""
+    for pattern in (".building-*", ".removing-*"):
+        for leftover in folder.glob(pattern):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _prune(folder: Path) -> None:
@@ -171,14 +192,3 @@ def _facts(path: Path) -> dict[str, Any]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """fsync a file or folder; folders cannot be opened on Windows, where rename is durable enough."""
-    if os.name == "nt" and path.is_dir():
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

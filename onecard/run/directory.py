@@ -12,12 +12,14 @@ out_dir/
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.files import AlreadyLockedError, exclusive_lock, write_json
 from onecard.knobs import from_values, knobs
 
 SCHEMA = 1
@@ -34,20 +36,53 @@ class RunDirectory:
         self.samples = self.path / "samples"
         self.nanogpt_checkpoint = self.path / "ckpt.pt"
 
-    def create(self) -> None:
+    def holds_run(self) -> bool:
+        return any(p.exists() for p in (self.config_path, self.checkpoints, self.nanogpt_checkpoint))
+
+    @contextmanager
+    def claimed(self, *, fresh: bool) -> Iterator[Path | None]:
+        """The folder, made if need be and ours alone until the end. Two runs in one would ruin both.
+
+        `fresh` first sets the run that is there aside; where it went is what this yields.
+        """
+        aside = None
+        if fresh and self.holds_run():
+            with self._lock():
+                aside = self._set_aside()
+        self._create()
+        with self._lock():
+            yield aside
+
+    def _lock(self) -> BinaryIO:
+        try:
+            return exclusive_lock(self.path / ".lock")
+        except AlreadyLockedError:
+            raise UserError(
+                f"another process is training in {self.path}",
+                "two runs in one folder would overwrite each other",
+                "wait for it, or choose another folder with --out_dir=FOLDER",
+            ) from None
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _create(self) -> None:
         try:
             self.samples.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
-            raise UserError(
-                f"the run folder {self.path} cannot be created",
-                str(error),
-                "choose another with --out_dir=FOLDER",
-            ) from None
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> UserError:
+        return UserError(
+            f"the run folder {self.path} cannot be used", str(error), "choose another with --out_dir=FOLDER"
+        )
 
     def write_config(self, config: RunConfig) -> None:
         content = {"schema": SCHEMA, "values": config.values(), "set_by_user": dict(config.origins)}
-        write_json(self.config_path, content)
+        try:
+            write_json(self.config_path, content)
+        except OSError as error:
+            raise self._unusable(error) from None
 
     def read_config(self) -> RunConfig | None:
         """The config the run was last started with, or None if there is none."""
@@ -56,22 +91,23 @@ class RunDirectory:
             return None
         return from_values(RunConfig, content["values"], content["set_by_user"])
 
-    def set_aside(self) -> Path | None:
+    def _set_aside(self) -> Path:
         """Rename the folder, so that a fresh run takes its place and nothing is lost."""
-        if not self.path.exists():
-            return None
+        path = self.path.resolve()
         number = 1
-        while (target := self.path.with_name(f"{self.path.name}.before-{number}")).exists():
+        while (target := path.with_name(f"{path.name}.before-{number}")).exists():
             number += 1
         try:
-            self.path.rename(target)
+            if Path.cwd().is_relative_to(path):
+                raise OSError("it is the folder this command runs in")
+            path.rename(target)
         except OSError as error:
             raise UserError(
                 f"the earlier run in {self.path} cannot be set aside",
-                f"renaming it to {target} failed: {error.strerror}",
+                f"renaming it to {target.name} failed: {error}",
                 "move it yourself, or choose another folder with --out_dir=FOLDER",
             ) from None
-        return target
+        return self.path.with_name(target.name)
 
 
 def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
@@ -88,17 +124,6 @@ def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]
     if before.sequences_per_step != now.sequences_per_step:
         found += [(name, getattr(before, name), getattr(now, name)) for name in split]
     return found
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Atomically: a reader sees the old file or the new one, never a part."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def read_json(path: Path) -> Any:

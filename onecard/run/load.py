@@ -49,11 +49,6 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
 
 
-def model_tensors(model: GPT2) -> dict[str, Tensor]:
-    """What a checkpoint stores: every tensor once, the tied head left out."""
-    return {name: parameter.data for name, parameter in model.named_parameters()}
-
-
 def load_weights(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into the model by name; a missing, surplus or misshapen one is a UserError."""
     own = dict(model.named_parameters())
@@ -88,7 +83,7 @@ def checkpoint_of_run(directory: RunDirectory, step: int | None) -> Checkpoint:
     if step is not None:
         for checkpoint in checkpoints:
             if checkpoint.step == step:
-                problem = damage(checkpoint)
+                problem = damage(checkpoint, weights_only=True)
                 if problem:
                     raise UserError(f"{checkpoint.path} is damaged", problem)
                 return checkpoint
@@ -97,9 +92,10 @@ def checkpoint_of_run(directory: RunDirectory, step: int | None) -> Checkpoint:
     config = directory.read_config()
     best = best_checkpoint(checkpoints)
     # always_save_checkpoint=False says: what overfitted is not wanted.
-    if config is not None and not config.always_save_checkpoint and best is not None and damage(best) is None:
+    wants_best = config is not None and not config.always_save_checkpoint
+    if wants_best and best is not None and damage(best, weights_only=True) is None:
         return best
-    return newest_intact(checkpoints)[0]
+    return newest_intact(checkpoints, weights_only=True)[0]
 
 
 def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:

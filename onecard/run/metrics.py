@@ -10,6 +10,8 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -20,28 +22,45 @@ from onecard.run.directory import SCHEMA, RunDirectory
 class Recorder:
     """The open files of a run. Every line is flushed: a crash loses at most the line being written."""
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunDirectory, say: Callable[[str], None] = lambda text: None) -> None:
+        self._say = say
+        self._failed = False
         self._metrics = _open(directory.metrics_path)
         self._events = _open(directory.events_path)
         self._log = _open(directory.log_path)
         self._samples = directory.samples
 
     def metrics(self, **values: Any) -> None:
-        _write_json_line(self._metrics, values)
+        with self._told_once():
+            _write_json_line(self._metrics, values)
 
     def event(self, kind: str, **values: Any) -> None:
-        _write_json_line(self._events, {"event": kind, "at": round(time.time(), 3), **values})
+        with self._told_once():
+            _write_json_line(self._events, {"event": kind, "at": round(time.time(), 3), **values})
 
     def log(self, line: str) -> None:
-        self._log.write(line + "\n")
-        self._log.flush()
+        with self._told_once():
+            self._log.write(line + "\n")
+            self._log.flush()
 
     def sample(self, step: int, text: str) -> None:
-        (self._samples / f"step-{step:08d}.txt").write_text(text + "\n", encoding="utf-8")
+        with self._told_once():
+            (self._samples / f"step-{step:08d}.txt").write_text(text + "\n", encoding="utf-8")
+
+    @contextmanager
+    def _told_once(self) -> Iterator[None]:
+        """A full disk costs lines of a log, never the run; it is said once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._failed:
+                self._say(f"note: metrics and logs cannot be written ({error}); training goes on")
+            self._failed = True
 
     def close(self) -> None:
         for file in (self._metrics, self._events, self._log):
-            file.close()
+            with self._told_once():
+                file.close()
 
     def __enter__(self) -> Recorder:
         return self

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,16 +41,27 @@ def evaluate(
     return float(total) / (len(blocks) * blocks.block_size)
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    train_loss: float
+    val_loss: float
+    seconds: float
+    steady_seconds: float  # what another one will take: without the compilation in the first batch
+
+
 def evaluate_both(
     run: Run, inside: Callable[[str, int, int], None], stop: Callable[[], bool]
-) -> tuple[float, float] | None:
-    """(train loss, val loss) on the run's fixed blocks, or None when interrupted."""
+) -> Evaluation | None:
+    """Both losses on the run's fixed blocks, or None when interrupted."""
     total = sum(len(blocks) for blocks in run.evaluation.values())
-    done = 0
+    done = first_batch = 0
+    began = first_done = time.perf_counter()
 
     def on_batch(sequences: int) -> None:
-        nonlocal done
+        nonlocal done, first_batch, first_done
         done += sequences
+        if not first_batch:
+            first_batch, first_done = done, time.perf_counter()
         inside("evaluating, block", done, total)
 
     losses: dict[str, float] = {}
@@ -60,4 +73,7 @@ def evaluate_both(
         if loss is None:
             return None
         losses[split] = loss
-    return losses["train"], losses["val"]
+    ended = time.perf_counter()
+    rest = total - first_batch
+    steady = (ended - first_done) * total / rest if rest else ended - began
+    return Evaluation(losses["train"], losses["val"], ended - began, steady)

@@ -18,11 +18,15 @@ class Pace:
         self.last_step = last_step
         self._recent: deque[float] = deque(maxlen=50)
         self._settling: list[float] = []
+        self._steps = 0
         self._evaluation_seconds: float | None = None
 
     def steps_took(self, seconds: float, steps: int = 1) -> None:
         """`steps` steps, evaluations and checkpoints not counted, took `seconds` together."""
-        if len(self._settling) < SETTLING_STEPS:
+        # Without the first steps in it, even a long stretch between two log lines is a measurement.
+        settled = self._steps >= SETTLING_STEPS
+        self._steps += steps
+        if not settled:
             self._settling.append(seconds / steps)
         else:
             self._recent.append(seconds / steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from onecard.hardware.machine import local_cpu, resolve_device
 from onecard.model.compiling import compile_problem
 from onecard.model.gpt2 import GPT2
 from onecard.model.precision import choose_dtype
-from onecard.optim.adamw import build_adamw, import_state
+from onecard.optim.adamw import build_adamw
 from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
@@ -39,6 +40,8 @@ class Position:
     seconds: float = 0.0  # spent training, over all sessions
     evaluated_step: int = -1
     first_val_loss: float | None = None
+    eval_batch: int | None = None  # the batch size and token counts the evaluation sets were chosen by
+    eval_lengths: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -74,12 +77,14 @@ def open_run(config: RunConfig) -> Run:
     torch.set_float32_matmul_precision("high")  # fp32 runs use tf32 on CUDA, as nanoGPT's do
     notes = [*config.notes, *([dtype_note] if dtype_note else [])]
 
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+
     directory = RunDirectory(config.out_dir)
-    if config.fresh and not config.eval_only and (aside := directory.set_aside()) is not None:
-        notes.append(f"the earlier run is kept in {aside}")
     source = _find_source(config, directory, notes)
     shape = _shape(config, source, notes)
-    _check_memory(shape, device)
+    _check_memory(shape, device, training=not config.eval_only)
+    _check_dropout(shape, config)
 
     data_dir = Path("data") / config.dataset
     train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
@@ -109,7 +114,9 @@ def open_run(config: RunConfig) -> Run:
         else:
             notes.append(f"running without torch.compile, it does not work here: {problem}")
     saved_step = source.checkpoint.step if source is not None and source.checkpoint is not None else -1
-    evaluation = _evaluation_sets(config, train_tokens, val_tokens, notes)
+    # Opened again: the run's own file is refreshed by the reading thread when an epoch ends.
+    train_again = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
+    evaluation = _evaluation_sets(config, position, {"train": train_again, "val": val_tokens}, notes)
     tokenizer = _tokenizer_for_samples(data_dir, shape, config, notes)
     return Run(
         config, directory, device, dtype, model, stepper, sequences, evaluation, tokenizer, position, began,
@@ -128,8 +135,9 @@ class Source:
 
 def _find_source(config: RunConfig, directory: RunDirectory, notes: list[str]) -> Source | None:
     """init_from's meaning, given what is in out_dir. None: from scratch."""
-    checkpoints = list_checkpoints(directory.checkpoints)
-    used = bool(checkpoints) or directory.nanogpt_checkpoint.is_file()
+    # With --fresh what is there will be set aside: as if the folder were empty.
+    checkpoints = [] if config.fresh else list_checkpoints(directory.checkpoints)
+    used = bool(checkpoints) or (directory.nanogpt_checkpoint.is_file() and not config.fresh)
     if config.init_from == "auto" and not used:
         return None
     if config.init_from in ("auto", "resume"):
@@ -207,10 +215,10 @@ def _continue(source: Source, stepper: Stepper, sequences: Sequences, config: Ru
     """Restore moments and position; None when only the weights are taken over."""
     if not source.continues:
         return None
-    model, optimizer = stepper.model, stepper.optimizer
     if source.checkpoint is not None:
-        import_state(model, optimizer, source.checkpoint.optimizer_tensors())
-        stepper.scaler.load_state_dict(source.checkpoint.state["scaler"])
+        if not config.eval_only:
+            moments = _cropped(source.checkpoint.optimizer_tensors(), config.block_size)
+            stepper.restore(moments, source.checkpoint.state["scaler"])
         position = Position.from_json(source.checkpoint.state["position"])
         if source.checkpoint.state["position"]["data"]["epoch_tokens"] > len(sequences.tokens):
             raise UserError(
@@ -226,19 +234,35 @@ def _continue(source: Source, stepper: Stepper, sequences: Sequences, config: Ru
     for name, (exp_avg, exp_avg_sq) in found.moments.items():
         tensors |= {f"exp_avg.{name}": exp_avg, f"exp_avg_sq.{name}": exp_avg_sq}
         tensors[f"step.{name}"] = torch.tensor(float(found.optimizer_step))
-    import_state(model, optimizer, tensors)
+    stepper.restore(_cropped(tensors, config.block_size), {})
     # nanoGPT draws blocks at random and keeps no place; ours goes on after as many sequences.
-    data = sequences.skip(sequences.start(), found.step * config.sequences_per_step)
+    theirs = [found.config.get(name) for name in ("batch_size", "gradient_accumulation_steps")]
+    per_step = math.prod(x if isinstance(x, int) else 0 for x in theirs) or config.sequences_per_step
+    data = sequences.skip(sequences.start(), found.step * per_step)
     return Position(found.step, data, found.best_val_loss)
 
 
+def _cropped(tensors: dict[str, torch.Tensor], block_size: int) -> dict[str, torch.Tensor]:
+    """Moments of position embeddings follow them when a shorter block_size drops the later ones."""
+    name = "transformer.wpe.weight"
+    return {k: t[:block_size] if k.endswith(name) and t.dim() == 2 else t for k, t in tensors.items()}
+
+
 def _evaluation_sets(
-    config: RunConfig, train: TokenFile, val: TokenFile, notes: list[str]
+    config: RunConfig, position: Position, tokens: dict[str, TokenFile], notes: list[str]
 ) -> dict[str, FixedBlocks]:
-    wanted = config.eval_iters * config.batch_size
+    """eval_iters × batch_size blocks of each split.
+
+    The run remembers batch size and lengths it began with: splitting its steps otherwise, or adding
+    data, must not change what its losses are measured on.
+    """
+    if position.eval_batch is None:
+        position.eval_batch = config.batch_size
+        position.eval_lengths = {name: len(file) for name, file in tokens.items()}
+    wanted = config.eval_iters * position.eval_batch
     sets = {
-        name: fixed_blocks(tokens, config.block_size, wanted, config.seed)
-        for name, tokens in (("train", train), ("val", val))
+        name: fixed_blocks(file, config.block_size, wanted, config.seed, position.eval_lengths[name])
+        for name, file in tokens.items()
     }
     for name, blocks in sets.items():
         if len(blocks) < wanted:
@@ -264,19 +288,30 @@ def _tokenizer_for_samples(
     return None
 
 
-def _check_memory(shape: GPT2Shape, device: str) -> None:
+def _check_memory(shape: GPT2Shape, device: str, *, training: bool) -> None:
     """Weights, gradients and AdamW's moments are 16 bytes a parameter: no setting can go below that."""
-    needed = 16 * shape.parameters
+    needed = (16 if training else 4) * shape.parameters
     if device.startswith("cuda"):
         have, where = torch.cuda.mem_get_info(device)[0], "the card has free"
     else:
         have, where = local_cpu().memory_bytes or needed, "this machine has"
     if needed > have:
+        parts = "weights, gradients and AdamW's moments" if training else "the weights"
         raise UserError(
-            f"a model of {shape.parameters / 1e6:,.0f}M parameters cannot be trained here",
-            f"weights, gradients and AdamW's moments alone take {needed / 2**30:,.1f} GiB; "
-            f"{where} {have / 2**30:,.1f} GiB",
+            f"a model of {shape.parameters / 1e6:,.0f}M parameters cannot be "
+            f"{'trained' if training else 'evaluated'} here",
+            f"{parts} alone take {needed / 2**30:,.1f} GiB; {where} {have / 2**30:,.1f} GiB",
             "choose a smaller n_layer or n_embd",
+        )
+
+
+def _check_dropout(shape: GPT2Shape, config: RunConfig) -> None:
+    """Masks count attention weights in 32 bits."""
+    if config.dropout and shape.n_head * config.block_size**2 >= 2**31:
+        raise UserError(
+            f"dropout does not reach block_size {config.block_size} with {shape.n_head} heads",
+            "its masks number at most 2^31 attention weights a sequence",
+            "--dropout=0",
         )
 
 

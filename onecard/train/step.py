@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from onecard.data.prefetch import Micro, StepMicros
 from onecard.model.dropout import DropoutKeys
 from onecard.model.gpt2 import GPT2
 from onecard.model.precision import autocast
+from onecard.optim.adamw import export_state, import_state
+from onecard.run.checkpoint import TrainingState
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,6 @@ class StepResult:
 
     loss: Tensor
     grad_norm: Tensor
-    tokens: int
 
 
 class Stepper:
@@ -42,6 +44,7 @@ class Stepper:
         self.dropout, self.grad_clip = dropout, grad_clip
         # Only fp16 can underflow; enabled=False makes every call below a pass-through.
         self.scaler = torch.amp.GradScaler(device.split(":")[0], enabled=dtype == "float16")
+        self.updating = False  # weights and moments are between two steps, not to be saved
 
     def run(
         self,
@@ -60,7 +63,7 @@ class Stepper:
                 return None
             loss += self.backward(micro, step_tokens)
             on_micro(done + 1, len(micros))
-        return StepResult(loss, self.update(learning_rate), step_tokens)
+        return StepResult(loss, self.update(learning_rate))
 
     def backward(self, micro: Micro, step_tokens: int) -> Tensor:
         """Add this micro-batch's share of the step's gradient; return its share of the loss."""
@@ -72,6 +75,7 @@ class Stepper:
 
     def update(self, learning_rate: float) -> Tensor:
         """Clip, step, clear. Returns the gradient norm before clipping."""
+        self.updating = True
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.scaler.unscale_(self.optimizer)
@@ -84,8 +88,23 @@ class Stepper:
             )
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.updating = False
         self.optimizer.zero_grad(set_to_none=True)
         return grad_norm
+
+    def export(self) -> TrainingState:
+        """All that a checkpoint keeps of weights and optimizer."""
+        return TrainingState(
+            weights={name: p.data for name, p in self.model.named_parameters()},
+            optimizer=export_state(self.model, self.optimizer),
+            scaler=self.scaler.state_dict(),
+        )
+
+    def restore(self, optimizer: Mapping[str, Tensor], scaler: Mapping[str, Any]) -> None:
+        """Go on with saved moments; the weights are in the model already."""
+        import_state(self.model, self.optimizer, optimizer)
+        if scaler:  # empty when the run computed without loss scaling so far
+            self.scaler.load_state_dict(dict(scaler))
 
 
 def dropout_keys(id_B: Tensor) -> Tensor:

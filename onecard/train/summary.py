@@ -70,7 +70,11 @@ class Summary:
         if not self.interrupted and values.get("val_loss") is not None:
             lines += self._learned()
         if self.interrupted and "step" in values:
-            lines.append("continue with the same command")
+            config = self._run.config
+            again = "the same command" if config.init_from in ("auto", "resume") and not config.fresh else (
+                "--init_from=resume" + (", without --fresh" if config.fresh else "")
+            )  # fmt: skip
+            lines.append(f"continue with {again}")
         return "\n".join(lines)
 
     def _learned(self) -> list[str]:
@@ -102,8 +106,9 @@ class Summary:
         """Cross-entropy of validation tokens under the training tokens' frequencies (add-one)."""
         vocab = self._run.model.shape.vocab_size
         train = _counts(self._run.sequences.tokens, vocab) + 1
-        val_blocks = self._run.evaluation["val"]
-        val = _counts(val_blocks.tokens, vocab)
+        val = np.zeros(vocab)
+        for tokens_BL in self._run.evaluation["val"].batches(64):
+            val += np.bincount(tokens_BL[:, 1:].ravel(), minlength=vocab)
         return float(-(val / val.sum() * np.log(train / train.sum())).sum())
 
     def _bytes_per_token(self) -> float | None:

@@ -43,4 +43,8 @@ def open_tracker(config: RunConfig, say: Callable[[str], None]) -> Tracker:
     except ImportError:
         say("hint: wandb_log=True needs wandb: pip install 'onecard[wandb]'; training goes on without it")
         return NoTracker()
-    return WandbTracker(wandb, config)
+    try:
+        return WandbTracker(wandb, config)
+    except Exception as error:  # not logged in, offline, an old server: theirs to name, and no reason to stop
+        say(f"note: wandb did not start ({error}); training goes on without it")
+        return NoTracker()

@@ -18,7 +18,7 @@ def test_a_sequence_has_the_same_mask_in_every_batch() -> None:
 
 def test_every_layer_has_masks_of_its_own() -> None:
     dropout = DropoutKeys(keys(1, 2, 3), 0.5)
-    layers = [dropout, *(dropout.for_layer(layer) for layer in range(12))]
+    layers = [dropout, *dropout.for_layers(12)]
     masks = torch.stack([keep_mask(x.keys_B, (4_000,), 0.5, site=1).double() for x in layers]).flatten(0, 1)
     signs = masks * 2 - 1
     assert (

@@ -13,6 +13,7 @@ import torch
 from onecard.errors import UserError
 from onecard.run import checkpoint as module
 from onecard.run.checkpoint import (
+    TrainingState,
     best_checkpoint,
     damage,
     list_checkpoints,
@@ -24,7 +25,7 @@ from onecard.run.checkpoint import (
 def save(folder: Path, step: int, val_loss: float | None = None) -> Path:
     model = {"w": torch.full((4, 3), float(step))}
     optimizer = {"exp_avg.w": torch.full((4, 3), step + 0.5), "step.w": torch.tensor(float(step))}
-    return save_checkpoint(folder, step, model, optimizer, {"val_loss": val_loss})
+    return save_checkpoint(folder, step, TrainingState(model, optimizer, {}), {"val_loss": val_loss})
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
@@ -127,14 +128,16 @@ def test_a_full_disk_is_noticed_before_writing(tmp_path: Path, monkeypatch: pyte
     assert "earlier checkpoints are untouched" in failure.value.why
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+)
 @pytest.mark.parametrize("harm", ["truncate", "flip", "remove"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, name: str, harm: str) -> None:
     save(tmp_path, 1)
     victim = save(tmp_path, 2) / name
     content = bytearray(victim.read_bytes())
     if harm == "truncate":
-        victim.write_bytes(content[:-1])
+        victim.write_bytes(content[: len(content) // 2])
     elif harm == "flip":
         content[len(content) // 2] ^= 1
         victim.write_bytes(content)
@@ -142,6 +145,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, 
         victim.unlink()
     chosen, _ = newest_intact(list_checkpoints(tmp_path))
     assert chosen.step == 1
+    # To sample, the moments need not be whole.
+    spared = name == "optimizer.safetensors"
+    assert newest_intact(list_checkpoints(tmp_path), weights_only=True)[0].step == (2 if spared else 1)
 
 
 def test_when_none_is_intact_the_reason_is_told(tmp_path: Path) -> None:
@@ -156,3 +162,19 @@ def test_a_folder_without_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-notanumber").mkdir()
     assert list_checkpoints(tmp_path) == []
     assert list_checkpoints(tmp_path / "missing") == []
+
+
+def test_what_a_kill_left_half_done_is_swept_away_by_the_next_save(tmp_path: Path) -> None:
+    for name in (".building-step-00000009-123", ".removing-step-00000001"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"x")
+    save(tmp_path, 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_loss_that_is_not_a_number_is_never_the_best(tmp_path: Path) -> None:
+    for step, loss in ((1, float("nan")), (2, 3.0), (3, float("inf"))):
+        save(tmp_path, step, loss)
+    best = best_checkpoint(list_checkpoints(tmp_path))
+    assert best is not None
+    assert best.step == 2

@@ -6,8 +6,9 @@ import pytest
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.files import write_json
 from onecard.knobs import load_config
-from onecard.run.directory import RunDirectory, differences, read_json, write_json
+from onecard.run.directory import RunDirectory, differences, read_json
 
 
 def config(*arguments: str) -> RunConfig:
@@ -16,7 +17,7 @@ def config(*arguments: str) -> RunConfig:
 
 def test_a_config_comes_back_with_what_the_user_had_set(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    directory.create()
+    directory.path.mkdir()
     written = config("--n_layer=3", "--dtype=float32", "--tokens=1B")
     directory.write_config(written)
     read = directory.read_config()
@@ -43,20 +44,52 @@ def test_writing_replaces_whole_files_only(tmp_path: Path) -> None:
     assert read_json(path) == {"schema": 1, "a": 1}
 
 
-def test_setting_aside_loses_nothing_and_never_overwrites(tmp_path: Path) -> None:
+def test_a_fresh_start_sets_a_run_aside_and_never_overwrites(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    assert directory.set_aside() is None
+    with directory.claimed(fresh=True) as aside:
+        assert aside is None
     for number in (1, 2, 3):
-        directory.create()
         (directory.path / "mark").write_text(str(number))
-        assert directory.set_aside() == tmp_path / f"run.before-{number}"
+        with directory.claimed(fresh=True) as aside:
+            assert aside == tmp_path / f"run.before-{number}"
     assert (tmp_path / "run.before-2" / "mark").read_text() == "2"
+
+
+def test_a_fresh_start_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "photo").write_text("x")
+    with RunDirectory(tmp_path / "precious").claimed(fresh=True) as aside:
+        assert aside is None
+    assert (tmp_path / "precious" / "photo").exists()
+
+
+def test_the_folder_one_stands_in_is_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be set aside"), RunDirectory(".").claimed(fresh=True):
+        raise AssertionError("not reached")
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    with directory.claimed(fresh=False):
+        for fresh in (False, True):
+            with (
+                pytest.raises(UserError, match="another process is training"),
+                directory.claimed(fresh=fresh),
+            ):
+                raise AssertionError("not reached")
+    with directory.claimed(fresh=False):
+        pass  # free again
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be created"):
-        RunDirectory(tmp_path / "file" / "run").create()
+    with (
+        pytest.raises(UserError, match="cannot be used"),
+        RunDirectory(tmp_path / "file" / "run").claimed(fresh=False),
+    ):
+        raise AssertionError("not reached")
 
 
 def test_only_what_changes_the_experiment_counts_as_a_difference() -> None:

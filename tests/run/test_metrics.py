@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+
+import pytest
 
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import Recorder, evaluation_line, iteration_line, read_metrics
@@ -9,8 +12,8 @@ from onecard.run.metrics import Recorder, evaluation_line, iteration_line, read_
 
 def recorder(tmp_path: Path) -> tuple[Recorder, RunDirectory]:
     directory = RunDirectory(tmp_path / "run")
-    directory.create()
-    return Recorder(directory), directory
+    with directory.claimed(fresh=False):
+        return Recorder(directory), directory
 
 
 def test_the_lines_are_nanogpts() -> None:
@@ -57,3 +60,21 @@ def test_every_file_carries_its_schema_and_is_valid_json_even_for_a_diverged_run
         assert first == {"schema": 1}
         assert second["step"] == 0
     assert read_metrics(directory.metrics_path)[0]["loss"] is None
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_costs_lines_not_the_run_and_is_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    directory = RunDirectory(tmp_path / "run")
+    with directory.claimed(fresh=False), Recorder(directory, said.append) as files:
+        full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails as well
+        files._metrics, kept = full, files._metrics
+        files.metrics(step=0, loss=1.0)
+        files.metrics(step=1, loss=1.0)
+        files._metrics = kept
+        with contextlib.suppress(OSError):
+            full.close()
+        files.metrics(step=2, loss=1.0)
+    (note,) = said
+    assert "No space left" in note
+    assert [x["step"] for x in read_metrics(directory.metrics_path)] == [2]

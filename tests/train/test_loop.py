@@ -21,9 +21,10 @@ from onecard.knobs import load_config
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.train import loop as loop_module
+from onecard.train.evaluate import Evaluation
 from onecard.train.loop import train
+from onecard.train.start import open_run
 from onecard.train.step import Stepper
-from onecard.train.summary import Summary
 
 TINY = [
     "--dataset=tiny", "--vocab_size=61", "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16",
@@ -199,8 +200,8 @@ def test_eval_only_evaluates_and_writes_nothing(workplace: Path, capsys: pytest.
 def test_always_save_checkpoint_false_saves_improvements_and_the_end_only(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scripted = iter([(5.0, 5.0), (4.0, 4.0), (3.0, 4.5), (3.0, 4.6), (3.0, 4.7)])
-    monkeypatch.setattr(loop_module, "evaluate_both", lambda *_: next(scripted))
+    scripted = iter([5.0, 4.0, 4.5, 4.6, 4.7])
+    monkeypatch.setattr(loop_module, "evaluate_both", lambda *_: Evaluation(3.0, next(scripted), 0.1, 0.1))
     train(config("--always_save_checkpoint=False", "--eval_interval=5"))
     assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [5, 20]
 
@@ -212,9 +213,7 @@ def test_the_horizon_in_tokens_ends_the_run(workplace: Path) -> None:
     assert summary.values["tokens"] == 1024
 
 
-def test_a_diverged_run_stops_with_a_reason_and_exit_code_1(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def diverging_after(micro_batches: int) -> Any:
     real = Stepper.backward
     calls = 0
 
@@ -222,14 +221,96 @@ def test_a_diverged_run_stops_with_a_reason_and_exit_code_1(
         nonlocal calls
         calls += 1
         share = real(self, *args)
-        return share * float("nan") if calls > 24 else share
+        return share * float("nan") if calls > micro_batches else share
 
-    monkeypatch.setattr(Stepper, "backward", backward)
+    return backward
+
+
+def test_a_diverged_run_stops_with_a_reason_and_exit_code_1(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stepper, "backward", diverging_after(24))
     with pytest.raises(UserError, match="the loss became nan at step 12") as stopped:
         train(config())
     assert stopped.value.exit_code == 1
     assert "from step 10" in stopped.value.why
     assert read_metrics(Path("out/metrics.jsonl"))[-1]["loss"] is None
+
+
+def test_weights_that_are_no_longer_numbers_are_never_saved(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log line that would show the NaN is far away; evaluations and checkpoints come before it."""
+    monkeypatch.setattr(Stepper, "backward", diverging_after(24))
+    with pytest.raises(UserError, match="the loss became nan at step 12"):
+        train(config("--log_interval=1000", "--eval_interval=5"))
+    assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [5, 10]
+    monkeypatch.setattr(loop_module, "evaluate_both", lambda *_: Evaluation(1.0, float("nan"), 0.1, 0.1))
+    with pytest.raises(UserError, match="validation loss is nan"):
+        train(config("--out_dir=other"))
+
+
+def test_what_fails_in_the_middle_keeps_the_steps_before_it(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = Stepper.backward
+    calls = 0
+
+    def backward(self: Stepper, *args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2 * 13 + 1:
+            raise RuntimeError("the card fell off the bus")
+        return real(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "backward", backward)
+        with pytest.raises(RuntimeError, match="fell off"):
+            train(config("--out_dir=cut"))
+    assert "saved step 13" in capsys.readouterr().err
+    train(config("--out_dir=cut"))
+    train(config("--out_dir=straight"))
+    assert losses("cut") == losses("straight")
+
+
+def test_fresh_touches_nothing_when_the_new_run_cannot_start(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    with pytest.raises(UserError, match="nowhere"):
+        train(config("--fresh", "--dataset=nowhere"))
+    assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [10]
+    assert not list(workplace.glob("out.before*"))
+
+
+def test_a_run_may_go_on_in_another_precision(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    summary = train(config("--init_from=resume", "--dtype=bfloat16"))
+    assert summary.values["step"] == 20
+    # float16 needs a GPU and becomes float32 here, but its loss scaling must not stumble on the state.
+    state = list_checkpoints(Path("out/checkpoints"))[-1].state["scaler"]
+    assert state == {}
+    stepper = open_run(config("--init_from=resume", "--dtype=bfloat16")).stepper
+    stepper.scaler = torch.amp.GradScaler("cpu", enabled=True)
+    stepper.restore({}, state)
+
+
+def test_the_evaluation_set_outlives_another_split_and_more_data(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    before = open_run(config("--init_from=resume")).evaluation
+    for split in ("train", "val"):
+        path = workplace / "data" / "tiny" / f"{split}.bin"
+        path.write_bytes(path.read_bytes() * 2)
+    halved = config("--init_from=resume", "--batch_size=2", "--gradient_accumulation_steps=4")
+    after = open_run(halved).evaluation
+    for name in ("train", "val"):
+        assert np.array_equal(before[name].gather(0, 99), after[name].gather(0, 99))
+
+
+def test_a_shorter_block_continues_with_the_moments_cut_as_well(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    summary = train(config("--init_from=resume", "--block_size=8"))
+    assert summary.values["step"] == 20
+    moments = list_checkpoints(Path("out/checkpoints"))[-1].optimizer_tensors()
+    assert moments["exp_avg.transformer.wpe.weight"].shape == (8, 32)
 
 
 def test_a_full_disk_at_an_evaluation_does_not_end_the_run_but_at_the_end_it_is_an_error(
@@ -259,6 +340,14 @@ def test_wandb_gets_the_run_when_installed_and_one_hint_when_not(
     logged: list[dict[str, Any]] = []
     started: list[dict[str, Any]] = []
     run = types.SimpleNamespace(log=logged.append, finish=lambda: started.append({"finished": True}))
+
+    def not_logged_in(**_: Any) -> None:
+        raise RuntimeError("api_key not configured")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=not_logged_in))
+    train(config("--wandb_log=True", "--max_iters=2", "--out_dir=offline"))
+    assert "wandb did not start (api_key not configured)" in capsys.readouterr().err
+
     fake = types.SimpleNamespace(init=lambda **kw: started.append(kw) or run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     train(config("--wandb_log=True", "--wandb_project=p", "--wandb_run_name=r", "--out_dir=w"))
@@ -315,9 +404,13 @@ def test_torchrun_is_told_that_this_is_one_card(workplace: Path, monkeypatch: py
 
 def test_data_that_shrank_under_a_run_is_refused_and_data_that_grew_is_taken(workplace: Path) -> None:
     train(config("--max_iters=10"))
-    write_bins(workplace / "data" / "tiny", train=9_000, val=1_500)
-    summary: Summary = train(config("--max_iters=10", "--init_from=resume", "--eval_interval=5"))
-    assert summary.values["step"] == 10
+    grown = workplace / "data" / "tiny" / "train.bin"
+    grown.write_bytes(grown.read_bytes() * 2)
+    # 6,000 tokens are 374 blocks: the 80 sequences seen and the 40 to come are of the first epoch, as before.
+    train(config("--max_iters=15", "--init_from=resume"))
+    write_bins(workplace / "data" / "tiny", train=6_000, val=1_500)
+    train(config("--max_iters=15", "--out_dir=undisturbed"))
+    assert losses() == losses("undisturbed")
     np.zeros(500, dtype=np.uint16).tofile(workplace / "data" / "tiny" / "train.bin")
     with pytest.raises(UserError, match="shorter"):
         train(config("--init_from=resume"))

@@ -21,6 +21,14 @@ def test_compilation_in_the_first_steps_does_not_enter_the_estimate() -> None:
     assert p.seconds_left(8) == pytest.approx(92 * 0.5)
 
 
+def test_steps_are_counted_not_log_lines() -> None:
+    p = pace()
+    p.steps_took(27.0)
+    p.steps_took(5.0, steps=10)
+    p.steps_took(5.0, steps=10)
+    assert p.seconds_left(21) == pytest.approx(79 * 0.5)
+
+
 def test_one_slow_step_does_not_move_the_estimate() -> None:
     p = pace()
     for seconds in [1.0] * 3 + [0.5] * 10 + [30.0]:

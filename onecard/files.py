@@ -1,0 +1,51 @@
+"""Files that are whole or not there, and folders that one process owns at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+class AlreadyLockedError(Exception):
+    """Another process holds the lock."""
+
+
+def flush_to_disk(path: Path) -> None:
+    """fsync a file or a folder. A rename is durable only with its folder; Windows cannot open one."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Atomically: a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def exclusive_lock(path: Path) -> BinaryIO:
+    """Held while the returned file is open; it goes with the process, even by kill -9."""
+    file = path.open("ab")
+    try:
+        import fcntl
+    except ImportError:  # Windows: nothing of the kind without another package
+        return file
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise AlreadyLockedError from None
+    except OSError:
+        pass  # a file system without locks
+    return file

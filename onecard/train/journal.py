@@ -1,0 +1,157 @@
+"""Writing down what happens: to the run's files, to the screen, to a tracking service.
+
+The loop says what it did; here is decided what of it is shown, logged and counted. So the loop reads
+as a story, and a new place to write to is one change here.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from onecard import __version__
+from onecard.errors import UserError
+from onecard.generate.sample import sample_text
+from onecard.hardware.machine import peak_flops
+from onecard.run.metrics import Recorder, evaluation_line, iteration_line
+from onecard.train.evaluate import Evaluation
+from onecard.train.memory import peak_memory_gib
+from onecard.train.pace import Pace
+from onecard.train.progress import Display, Status, open_display
+from onecard.train.start import Run
+from onecard.train.summary import Summary
+from onecard.train.tracking import Tracker, open_tracker
+
+_SAMPLE_LINES = 6
+
+
+class Journal:
+    def __init__(self, run: Run) -> None:
+        config = run.config
+        self.run = run
+        self.status = Status(step=run.position.step, last_step=config.max_iters)
+        self.display: Display = open_display(self.status)
+        self.recorder = Recorder(run.directory, self.display.say)
+        self.tracker: Tracker = open_tracker(config, self.display.say)
+        self.pace = Pace(
+            tokens_per_step=config.tokens_per_step,
+            eval_interval=config.eval_interval,
+            last_step=config.max_iters,
+        )
+        self.summary = Summary(run)
+        self._peak = peak_flops(run.device, run.dtype)
+        self._unlogged_steps, self._unlogged_seconds = 0, 0.0
+
+    def __enter__(self) -> Journal:
+        self.display.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.display.__exit__(kind, error, trace)
+        self.recorder.close()
+        self.tracker.close()
+
+    def opened(self) -> None:
+        run, config = self.run, self.run.config
+        for note in run.notes:
+            self.display.say(f"note: {note}", "yellow")
+        self.display.say(
+            f"{run.model.shape.parameters / 1e6:.2f}M parameters, {run.began}\n"
+            f"tokens per iteration will be: {config.tokens_per_step:,}; "
+            f"{len(run.sequences.tokens):,} training tokens in data/{config.dataset}; "
+            f"{run.device}, {run.dtype}"
+        )
+        self.recorder.event(
+            "resumed" if run.position.step else "started", step=run.position.step, device=run.device,
+            dtype=run.dtype, began=run.began, onecard=__version__, torch=torch.__version__, notes=run.notes,
+        )  # fmt: skip
+
+    def worked(self, seconds: float, steps: int = 0) -> None:
+        """Time spent training, and the steps taken in it."""
+        self._unlogged_seconds += seconds
+        self._unlogged_steps += steps
+        self.run.position.seconds += seconds
+
+    def stepped(self, step: int, loss: float, grad_norm: float, rate: float) -> None:
+        """One line for the steps since the last one. Numbered as nanoGPT does: iter 0 is the first."""
+        run, status = self.run, self.status
+        seconds = self._unlogged_seconds / self._unlogged_steps
+        self.pace.steps_took(self._unlogged_seconds, self._unlogged_steps)
+        self._unlogged_steps, self._unlogged_seconds = 0, 0.0
+        tokens_per_step = run.config.tokens_per_step
+        flops = run.model.shape.flops_per_token * tokens_per_step
+        mfu = flops / seconds / self._peak if self._peak else None
+        status.loss, status.mfu = loss, mfu
+        status.tokens_per_second = self.pace.tokens_per_second
+        status.memory_gib = peak_memory_gib(run.device)
+        status.seconds_left = self.pace.seconds_left(step + 1)
+        self.recorder.log(iteration_line(step, loss, seconds, mfu))
+        self.recorder.metrics(
+            step=step, loss=loss, grad_norm=grad_norm, lr=rate,
+            tokens=run.position.data.sequences * run.config.block_size, step_seconds=round(seconds, 6),
+            tokens_per_second=round(tokens_per_step / seconds, 1), mfu=mfu,
+            memory_gib=status.memory_gib, seconds=round(run.position.seconds, 3),
+        )  # fmt: skip
+        self.tracker.log(step, {"train/loss_step": loss, "grad_norm": grad_norm, "lr": rate, "mfu": mfu})
+        self.display.logged(status, step, seconds)
+
+    def evaluated(self, step: int, found: Evaluation, rate: float) -> None:
+        self.status.val_loss = found.val_loss
+        self.summary.evaluated(found.train_loss, found.val_loss)
+        self.display.evaluated(self.status, found.train_loss)
+        self.recorder.log(evaluation_line(step, found.train_loss, found.val_loss))
+        self.recorder.metrics(
+            step=step,
+            train_loss=found.train_loss,
+            val_loss=found.val_loss,
+            eval_seconds=round(found.seconds, 3),
+        )
+        self.tracker.log(
+            step,
+            {"train/loss": found.train_loss, "val/loss": found.val_loss, "lr": rate, "mfu": self.status.mfu},
+        )
+        began = time.perf_counter()
+        self._sample(step)
+        # What the next evaluation will take: no compilation in it, but another sample.
+        self.pace.evaluation_took(found.steady_seconds + time.perf_counter() - began)
+
+    def _sample(self, step: int) -> None:
+        run, config = self.run, self.run.config
+        if run.tokenizer is None or not config.sample_tokens or step == 0:
+            return
+        try:
+            text = sample_text(
+                run.model, run.tokenizer, "", config.sample_tokens, config.seed,
+                device=run.device, dtype=run.dtype,
+            )  # fmt: skip
+        except UserError as error:
+            self.display.say(f"note: no sample text: {error.what}", "yellow")
+            return
+        self.recorder.sample(step, text)
+        lines = text.strip("\n").splitlines()[:_SAMPLE_LINES]
+        self.display.say("\n".join("    " + line for line in lines), "dim")
+
+    def saved(self, step: int, path: Path) -> None:
+        self.recorder.event("saved", step=step, path=str(Path(*path.parts[-2:])))
+
+    def save_failed(self, step: int, error: UserError) -> None:
+        self.display.say(str(error), "red")
+        self.recorder.event("save failed", step=step, why=error.why)
+
+    def diverged(self, step: int, loss: float, grad_norm: float) -> None:
+        self.recorder.metrics(step=step, loss=loss, grad_norm=grad_norm)
+
+    def stopping(self) -> None:
+        self.display.say(
+            f"stopping after step {self.run.position.step:,}; Ctrl-C again quits at once", "yellow"
+        )
+
+    def finished(self, *, interrupted: bool, saved_step: int) -> Summary:
+        position = self.run.position
+        self.recorder.event("interrupted" if interrupted else "finished", step=position.step)
+        return self.summary.finished(position, self.pace, interrupted=interrupted, saved_step=saved_step)
