@@ -6,6 +6,7 @@ Data goes to stdout, progress and logs to stderr. Exit codes: 0 ok, 1 the answer
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -58,6 +59,7 @@ CONFIG_VERBS: dict[str, tuple[Callable[[Sequence[str]], int], type[Config]]] = {
 def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
     """The command line; with `verb`, one of nanoGPT's doors (train.py, sample.py)."""
     arguments = [*([verb] if verb else []), *(sys.argv[1:] if argv is None else argv)]
+    _tolerant_streams()
     try:
         if not arguments or arguments[0] in ("--help", "-h", "help"):
             print(HELP)
@@ -82,6 +84,19 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
         # `onecard sample | head`: the reader has seen enough.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        # Full disks, missing rights, names too long: circumstances, told with the path they concern.
+        print(UserError("the system refused", str(error)), file=sys.stderr)
+        return 1
+
+
+def _tolerant_streams() -> None:
+    """An ASCII terminal or a closed stream must cost characters, not the command."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - lives as long as the process
+        elif hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="replace")
 
 
 def _names(cls: type[Config]) -> frozenset[str]:

@@ -123,7 +123,7 @@ class RunConfig(Config):
     def _schedule_notes(self) -> tuple[str, ...]:
         """A schedule that ends far from the run is legal, and nearly always an oversight."""
         end, last = self.lr_decay_iters, self.max_iters
-        if not self.decay_lr or not self.is_set("max_iters") or last / 2 <= end <= 2 * max(last, 1):
+        if not self.decay_lr or not self.is_set("max_iters") or not last or last / 2 <= end <= 2 * last:
             return ()
         effect = "hardly decays" if end > last else f"stays at min_lr from step {end} on"
         return (

@@ -269,8 +269,11 @@ def open_split(data_dir: Path | str, split: Split, block_size: int, vocab_size: 
 
 def _check_against_meta(tokens: TokenFile, meta: dict[str, Any] | None, split: Split) -> None:
     """A prepare killed between its renames leaves new bins beside an old meta.json; tell it apart."""
-    expected = ((meta or {}).get("splits") or {}).get(split, {}).get("tokens")
-    if expected is not None and expected != len(tokens):
+    try:
+        expected = (meta["splits"] or {}).get(split, {}).get("tokens") if meta and "splits" in meta else None
+    except AttributeError:
+        expected = None
+    if isinstance(expected, int) and expected != len(tokens):
         raise UserError(
             f"{tokens.path} does not belong to the meta.json beside it",
             f"meta.json counts {expected:,} tokens, the file has {len(tokens):,}",

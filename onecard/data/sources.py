@@ -170,7 +170,10 @@ def _stdlib_files() -> list[SourceFile]:
 
 
 def _walk(folder: Path, leave_out: set[str]) -> Iterator[Path]:
-    for here, folders, names in os.walk(folder):
+    def unreadable(error: OSError) -> None:
+        raise _unreadable(Path(error.filename or folder), error)
+
+    for here, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in leave_out)
         for name in sorted(names):
             path = Path(here) / name

@@ -6,6 +6,7 @@ folder called step-00000500 is complete by construction. The newest two and the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -81,6 +82,8 @@ def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Map
         save_file({k: t.contiguous() for k, t in model.items()}, building / _MODEL)
         save_file({k: t.contiguous() for k, t in optimizer.items()}, building / _OPTIMIZER)
         write_json(building / _STATE, {"schema": SCHEMA, "step": step, "scaler": training.scaler, **state})
+        for name in (_MODEL, _OPTIMIZER):  # safetensors writes for the owner only
+            (building / name).chmod((building / _STATE).stat().st_mode)
         files = {name: _facts(building / name) for name in (_MODEL, _OPTIMIZER, _STATE)}
         write_json(building / _MANIFEST, {"schema": SCHEMA, "files": files})
         for name in (*files, _MANIFEST):
@@ -100,7 +103,8 @@ def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Map
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    _prune(folder)
+    with contextlib.suppress(OSError):  # the checkpoint is safe; an old one too many is no reason to fail
+        _prune(folder, just_saved=step)
     return final
 
 
@@ -126,15 +130,24 @@ def best_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
 
 def newest_intact(
     checkpoints: list[Checkpoint], *, weights_only: bool = False
-) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint whose files are as they were written, and what was wrong with newer ones."""
-    problems: list[str] = []
+) -> tuple[Checkpoint, list[tuple[Checkpoint, str]]]:
+    """The newest checkpoint whose files are as they were written, and what is wrong with newer ones."""
+    damaged: list[tuple[Checkpoint, str]] = []
     for checkpoint in reversed(checkpoints):
         problem = damage(checkpoint, weights_only=weights_only)
         if problem is None:
-            return checkpoint, problems
-        problems.append(f"{checkpoint.path} is damaged ({problem})")
-    raise UserError("no checkpoint of this run is intact", "\n".join(problems), "start over with --fresh")
+            return checkpoint, damaged
+        damaged.append((checkpoint, problem))
+    problems = "\n".join(f"{bad.path} is damaged ({why})" for bad, why in damaged)
+    raise UserError("no checkpoint of this run is intact", problems, "start over with --fresh")
+
+
+def put_out_of_the_way(checkpoint: Checkpoint) -> None:
+    """A damaged checkpoint must not count among the newest that are kept; it is renamed, not removed."""
+    aside = checkpoint.path.with_name(f"damaged-{checkpoint.path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        checkpoint.path.rename(aside)
 
 
 def damage(checkpoint: Checkpoint, *, weights_only: bool = False) -> str | None:
@@ -143,16 +156,23 @@ def damage(checkpoint: Checkpoint, *, weights_only: bool = False) -> str | None:
         files = dict(read_json(checkpoint.path / _MANIFEST)["files"])
     except (UserError, TypeError, KeyError, ValueError):
         return f"{_MANIFEST} cannot be read"
+    if not checkpoint.state:
+        return f"{_STATE} cannot be read"
+    if missing := {_MODEL, _OPTIMIZER, _STATE} - files.keys():
+        return f"{_MANIFEST} does not name {', '.join(sorted(missing))}"
     if weights_only:
-        files.pop(_OPTIMIZER, None)
+        del files[_OPTIMIZER]
     for name, facts in files.items():
         path = checkpoint.path / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != facts["bytes"]:
-            return f"{name} has {path.stat().st_size:,} bytes instead of {facts['bytes']:,}"
-        if _sha256(path) != facts["sha256"]:
-            return f"the content of {name} has changed"
+        try:
+            if path.stat().st_size != facts["bytes"]:
+                return f"{name} has {path.stat().st_size:,} bytes instead of {facts['bytes']:,}"
+            if _sha256(path) != facts["sha256"]:
+                return f"the content of {name} has changed"
+        except (OSError, TypeError, KeyError) as error:
+            return f"{name} cannot be checked: {error}"
     return None
 
 
@@ -163,11 +183,11 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _prune(folder: Path) -> None:
+def _prune(folder: Path, just_saved: int) -> None:
     checkpoints = list_checkpoints(folder)
     best = best_checkpoint(checkpoints)
     for old in checkpoints[:-KEEP_NEWEST]:
-        if old != best:
+        if old != best and old.step != just_saved:
             _remove(old.path)
 
 

@@ -89,7 +89,10 @@ class RunDirectory:
         content = read_json(self.config_path)
         if content is None:
             return None
-        return from_values(RunConfig, content["values"], content["set_by_user"])
+        try:
+            return from_values(RunConfig, content["values"], content["set_by_user"])
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise UserError(f"{self.config_path} is damaged", hint="move it away to go on") from None
 
     def _set_aside(self) -> Path:
         """Rename the folder, so that a fresh run takes its place and nothing is lost."""

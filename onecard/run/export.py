@@ -15,6 +15,8 @@ from onecard.run.load import checkpoint_of_run, tokenizer_of, weights_of_checkpo
 def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
     """Write the model and return what to tell the user."""
     if to == "nanogpt":
+        if Path(target).exists():
+            raise UserError(f"{target} is there already", hint="name a file that does not exist yet")
         checkpoint = checkpoint_of_run(RunDirectory(out_dir), step)
         write_nanogpt_checkpoint(Path(target), _for_nanogpt(checkpoint))
         return f"step {checkpoint.step:,} of {out_dir} written to {target}; nanoGPT resumes from it"

@@ -6,9 +6,12 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
+# Ctrl-C, a polite kill, and a terminal that is closed (Windows has no such signal).
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 
 class StopRequest:
-    """While active, the first SIGINT or SIGTERM asks the loop to stop; the second raises at once."""
+    """While active, the first of these signals asks the loop to stop; the second raises at once."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -18,7 +21,7 @@ class StopRequest:
         return self.requested
 
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             try:
                 self._before[number] = signal.signal(number, self._on_signal)
             except ValueError:

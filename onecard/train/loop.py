@@ -17,10 +17,11 @@ from onecard.config import RunConfig
 from onecard.data.prefetch import Prefetcher
 from onecard.errors import UserError
 from onecard.optim.schedule import learning_rate
-from onecard.run.checkpoint import save_checkpoint
+from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
 from onecard.train.evaluate import evaluate_both
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
+from onecard.train.memory import is_out_of_memory, out_of_memory
 from onecard.train.progress import Status, open_display
 from onecard.train.start import Run, open_run
 from onecard.train.step import StepResult
@@ -39,6 +40,8 @@ def train(config: RunConfig) -> Summary:
     with run.directory.claimed(fresh=config.fresh) as set_aside:
         if set_aside is not None:
             run.notes.append(f"the earlier run is kept in {set_aside}")
+        for damaged in run.damaged:
+            put_out_of_the_way(damaged)
         run.directory.write_config(config)
         with Journal(run) as journal, StopRequest() as stop:
             return Training(run, journal, stop).go()
@@ -69,8 +72,10 @@ class Training:
             return self._finish()
         except DivergedError:
             raise  # what was computed since the last checkpoint is not worth keeping
-        except Exception:
+        except Exception as error:
             self._rescue()
+            if is_out_of_memory(error):
+                raise out_of_memory(self.config) from error
             raise
 
     def _prefetcher(self) -> Prefetcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from dataclasses import dataclass
@@ -71,8 +72,10 @@ class PlainDisplay:
         self._last_line = time.monotonic()
 
     def say(self, text: str, style: str = "") -> None:
-        print(text, file=sys.stderr, flush=True)
         self._last_line = time.monotonic()
+        # `train 2>&1 | head`: nobody reads any more, and the run goes on; log.txt has it all.
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
 
     def logged(self, status: Status, step: int, seconds: float) -> None:
         assert status.loss is not None

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from onecard.config import RunConfig
-from onecard.data.batches import DataState, FixedBlocks, Sequences, fixed_blocks
+from onecard.data.batches import FixedBlocks, Sequences, fixed_blocks
 from onecard.data.bins import TokenFile, open_split, read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
@@ -25,30 +23,10 @@ from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
 from onecard.shapes import GPT2Shape
+from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
 
 GPT2_PADDED_VOCAB = 50304
-
-
-@dataclass
-class Position:
-    """How far a run has come: all that a step changes besides weights and moments."""
-
-    step: int
-    data: DataState
-    best_val_loss: float | None = None
-    seconds: float = 0.0  # spent training, over all sessions
-    evaluated_step: int = -1
-    first_val_loss: float | None = None
-    eval_batch: int | None = None  # the batch size and token counts the evaluation sets were chosen by
-    eval_lengths: dict[str, int] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Position:
-        return cls(**{**values, "data": DataState.from_json(values["data"])})
 
 
 @dataclass
@@ -67,6 +45,7 @@ class Run:
     position: Position
     began: str  # from what: for the person, and the record
     saved_step: int  # the checkpoint of this run that is on disk, -1 for none
+    damaged: list[Checkpoint]  # to be put out of the way once the folder is ours
     notes: list[str] = field(default_factory=list)
 
 
@@ -99,14 +78,15 @@ def open_run(config: RunConfig) -> Run:
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
     )
-    position = Position(0, sequences.start())
+    position = first_position(sequences, train_tokens)
     stepper = Stepper(
         model, optimizer, device=device, dtype=dtype, dropout=config.dropout, grad_clip=config.grad_clip
     )
     began = "a new model from scratch"
     if source is not None:
         began = f"from {source.weights.description}"
-        position = _continue(source, stepper, sequences, config) or position
+        if source.continues:
+            position = _continue(source, stepper, sequences, train_tokens, config, notes)
     if config.compile:
         problem = compile_problem(device)
         if problem is None:
@@ -120,7 +100,7 @@ def open_run(config: RunConfig) -> Run:
     tokenizer = _tokenizer_for_samples(data_dir, shape, config, notes)
     return Run(
         config, directory, device, dtype, model, stepper, sequences, evaluation, tokenizer, position, began,
-        saved_step, notes,
+        saved_step, source.damaged if source is not None else [], notes,
     )  # fmt: skip
 
 
@@ -131,6 +111,7 @@ class Source:
     weights: Weights
     checkpoint: Checkpoint | None = None
     continues: bool = False
+    damaged: list[Checkpoint] = field(default_factory=list)  # newer ones that cannot be used
 
 
 def _find_source(config: RunConfig, directory: RunDirectory, notes: list[str]) -> Source | None:
@@ -147,9 +128,11 @@ def _find_source(config: RunConfig, directory: RunDirectory, notes: list[str]) -
             _refuse_other_experiment(directory, config)
         if not checkpoints:
             return Source(weights_of_nanogpt(directory.nanogpt_checkpoint), continues=True)
-        checkpoint, problems = newest_intact(checkpoints)
-        notes += problems
-        return Source(weights_of_checkpoint(checkpoint), checkpoint, continues=True)
+        checkpoint, damaged = newest_intact(checkpoints)
+        notes += [f"{bad.path} is damaged ({why}) and will be renamed" for bad, why in damaged]
+        return Source(
+            weights_of_checkpoint(checkpoint), checkpoint, continues=True, damaged=[bad for bad, _ in damaged]
+        )
     if used and not config.eval_only:
         raise UserError(
             f"{directory.path} already holds a run",
@@ -211,23 +194,20 @@ def _model_from(source: Source, shape: GPT2Shape) -> GPT2:
     return model
 
 
-def _continue(source: Source, stepper: Stepper, sequences: Sequences, config: RunConfig) -> Position | None:
-    """Restore moments and position; None when only the weights are taken over."""
-    if not source.continues:
-        return None
+def _continue(
+    source: Source,
+    stepper: Stepper,
+    sequences: Sequences,
+    tokens: TokenFile,
+    config: RunConfig,
+    notes: list[str],
+) -> Position:
+    """Restore moments and position."""
     if source.checkpoint is not None:
         if not config.eval_only:
             moments = _cropped(source.checkpoint.optimizer_tensors(), config.block_size)
             stepper.restore(moments, source.checkpoint.state["scaler"])
-        position = Position.from_json(source.checkpoint.state["position"])
-        if source.checkpoint.state["position"]["data"]["epoch_tokens"] > len(sequences.tokens):
-            raise UserError(
-                f"data/{config.dataset} has become shorter since the run began",
-                f"the run reads {position.data.epoch_tokens:,} tokens an epoch, "
-                f"there are {len(sequences.tokens):,}",
-                "prepare the same data again, or start over with --fresh",
-            )
-        return position
+        return position_of_checkpoint(source.checkpoint, config, sequences, tokens, notes)
     found = source.weights.nanogpt
     assert found is not None
     tensors: dict[str, torch.Tensor] = {}
@@ -235,11 +215,7 @@ def _continue(source: Source, stepper: Stepper, sequences: Sequences, config: Ru
         tensors |= {f"exp_avg.{name}": exp_avg, f"exp_avg_sq.{name}": exp_avg_sq}
         tensors[f"step.{name}"] = torch.tensor(float(found.optimizer_step))
     stepper.restore(_cropped(tensors, config.block_size), {})
-    # nanoGPT draws blocks at random and keeps no place; ours goes on after as many sequences.
-    theirs = [found.config.get(name) for name in ("batch_size", "gradient_accumulation_steps")]
-    per_step = math.prod(x if isinstance(x, int) else 0 for x in theirs) or config.sequences_per_step
-    data = sequences.skip(sequences.start(), found.step * per_step)
-    return Position(found.step, data, found.best_val_loss)
+    return position_of_nanogpt(found, config, sequences, tokens)
 
 
 def _cropped(tensors: dict[str, torch.Tensor], block_size: int) -> dict[str, torch.Tensor]:
@@ -316,7 +292,7 @@ def _check_dropout(shape: GPT2Shape, config: RunConfig) -> None:
 
 
 def _refuse_several_cards() -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
         raise UserError(
             "onecard trains on one card",
             f"torchrun asked for {os.environ['WORLD_SIZE']} processes",

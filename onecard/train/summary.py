@@ -12,7 +12,8 @@ from onecard.data.bins import TokenFile, read_meta
 from onecard.train.pace import Pace, duration
 
 if TYPE_CHECKING:
-    from onecard.train.start import Position, Run
+    from onecard.train.position import Position
+    from onecard.train.start import Run
 
 _COUNTED_TOKENS = 20_000_000
 

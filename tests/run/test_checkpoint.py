@@ -18,6 +18,7 @@ from onecard.run.checkpoint import (
     damage,
     list_checkpoints,
     newest_intact,
+    put_out_of_the_way,
     save_checkpoint,
 )
 
@@ -155,6 +156,33 @@ def test_when_none_is_intact_the_reason_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint of this run is intact") as failure:
         newest_intact(list_checkpoints(tmp_path))
     assert "model.safetensors has 0 bytes" in failure.value.why
+
+
+@pytest.mark.parametrize(
+    "manifest", ['{"schema": 1}', '{"schema": 1, "files": []}', '{"schema": 1, "files": {}}', "[]"]
+)
+def test_a_manifest_that_says_nothing_verifies_nothing(tmp_path: Path, manifest: str) -> None:
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / "manifest.json").write_text(manifest)
+    chosen, ((bad, why),) = newest_intact(list_checkpoints(tmp_path))
+    assert (chosen.step, bad.step) == (1, 2)
+    assert "manifest.json" in why
+
+
+def test_what_was_just_saved_is_never_pruned(tmp_path: Path) -> None:
+    """A run that had to go back behind damaged checkpoints saves a smaller step than theirs."""
+    for step in (10, 30, 40):
+        save(tmp_path, step)
+    save(tmp_path, 13)
+    assert 13 in [c.step for c in list_checkpoints(tmp_path)]
+
+
+def test_a_damaged_checkpoint_out_of_the_way_no_longer_counts(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    put_out_of_the_way(list_checkpoints(tmp_path)[-1])
+    assert [c.step for c in list_checkpoints(tmp_path)] == [1]
+    assert (tmp_path / "damaged-step-00000002" / "model.safetensors").exists()
 
 
 def test_a_folder_without_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:

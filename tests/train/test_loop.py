@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import sys
 import types
@@ -414,6 +416,83 @@ def test_data_that_shrank_under_a_run_is_refused_and_data_that_grew_is_taken(wor
     np.zeros(500, dtype=np.uint16).tofile(workplace / "data" / "tiny" / "train.bin")
     with pytest.raises(UserError, match="shorter"):
         train(config("--init_from=resume"))
+
+
+def test_other_data_under_the_same_name_is_refused(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    write_bins(workplace / "data" / "tiny", train=9_000, val=1_500)
+    with pytest.raises(UserError, match="not the data this run began with"):
+        train(config("--init_from=resume"))
+
+
+def test_another_dataset_begins_at_its_start_and_with_its_own_evaluation(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config("--max_iters=10"))
+    write_bins(workplace / "data" / "small", train=1_000, val=300)
+    summary = train(config("--init_from=resume", "--dataset=small"))
+    assert "it begins data/small from the start" in capsys.readouterr().err
+    assert summary.values["step"] == 20
+    assert list_checkpoints(Path("out/checkpoints"))[-1].state["position"]["data"]["epoch"] == 1
+
+
+def test_two_damaged_checkpoints_do_not_cost_the_run(workplace: Path) -> None:
+    """The best one is old; the two newer ones are damaged. Going on from it and stopping early keeps it."""
+    train(config("--eval_interval=5"))
+    expected = losses()
+    folder = Path("out/checkpoints")
+    train(config("--out_dir=old", "--max_iters=10", "--eval_interval=5"))
+    shutil.copytree("old/checkpoints/step-00000010", folder / "step-00000010")
+    for checkpoint in list_checkpoints(folder)[1:]:
+        (checkpoint.path / "model.safetensors").write_bytes(b"")
+    train(config("--max_iters=13", "--init_from=resume", "--eval_interval=5"))
+    assert [c.step for c in list_checkpoints(folder)] == [10, 13]
+    train(config("--init_from=resume", "--eval_interval=5"))
+    assert losses() == expected
+
+
+def test_out_of_memory_says_what_to_change(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Stepper.backward
+    calls = 0
+
+    def backward(self: Stepper, *args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.54 GiB.")
+        return real(self, *args)
+
+    monkeypatch.setattr(Stepper, "backward", backward)
+    with pytest.raises(UserError, match="out of memory") as stopped:
+        train(config())
+    assert stopped.value.hint.startswith("--batch_size=2 --gradient_accumulation_steps=4")
+    assert stopped.value.exit_code == 1
+    assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [3]
+
+
+def test_a_closed_terminal_saves_like_ctrl_c(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Stepper.backward
+    calls = 0
+
+    def backward(self: Stepper, *args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return real(self, *args)
+
+    monkeypatch.setattr(Stepper, "backward", backward)
+    assert train(config()).interrupted
+    assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [4]
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert train(config()).values["step"] == 20
 
 
 def test_a_nanogpt_checkpoint_in_out_dir_is_continued(workplace: Path) -> None:
