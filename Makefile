@@ -34,6 +34,7 @@ demo: $(VENV)/.train
 	$(BIN)/onecard train config/demo.py --fresh
 	$(BIN)/onecard sample --out_dir=out-demo --num_samples=3 --max_new_tokens=300 --top_p=0.9 \
 		--start='def __init__(self'
+	@echo; echo 'Go on by yourself: . $(BIN)/activate && onecard --help'
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)

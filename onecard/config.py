@@ -110,20 +110,20 @@ class RunConfig(Config):
                 + ("" if self.is_set("min_lr") else " (min_lr is at its default)"),
                 f"--min_lr={self.learning_rate / 10:g}, or --decay_lr=False for a constant rate",
             )
-        if self.decay_lr and self.warmup_iters >= self.lr_decay_iters:
-            raise UserError(
-                f"warmup_iters {self.warmup_iters} is not below lr_decay_iters {self.lr_decay_iters}",
-                "the warm-up would never end",
-                f"--warmup_iters={self.lr_decay_iters // 10}",
-            )
         _check_init_from(self.init_from)
         if self.fresh and self.init_from == "resume":
             raise UserError("fresh starts over and init_from='resume' continues", hint="keep one of them")
 
     def _schedule_notes(self) -> tuple[str, ...]:
         """A schedule that ends far from the run is legal, and nearly always an oversight."""
-        end, last = self.lr_decay_iters, self.max_iters
-        if not self.decay_lr or not self.is_set("max_iters") or not last or last / 2 <= end <= 2 * last:
+        end, last, warmup = self.lr_decay_iters, self.max_iters, self.warmup_iters
+        if not self.decay_lr:
+            return ()
+        if warmup >= min(end, last) > 0 and self.is_set("max_iters"):
+            return (
+                f"the warm-up of {warmup} steps does not end before the run (--warmup_iters={min(end, last) // 10})",
+            )
+        if not self.is_set("max_iters") or not last or last / 2 <= end <= 2 * last:
             return ()
         effect = "hardly decays" if end > last else f"stays at min_lr from step {end} on"
         return (

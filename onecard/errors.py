@@ -6,7 +6,9 @@ command that helps. Anything else that escapes is a bug in onecard and keeps its
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -31,11 +33,21 @@ class UserError(Exception):
         return "\n".join(lines)
 
 
+def install_command(extra: str) -> str:
+    """From a clone the clone is installed; pip has no other onecard to offer."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "pyproject.toml").is_file():
+        return f"pip install 'onecard[{extra}]'"
+    if (root / ".venv").is_dir() and not sys.prefix.startswith(str(root)):
+        return f"use the clone's own Python: . {root / '.venv' / 'bin' / 'activate'}"
+    return f"pip install -e '{root}[{extra}]'"
+
+
 def missing_package(package: str, extra: str, needed_for: str) -> UserError:
     """The base install is torch-free; say which extra brings the missing package."""
     return UserError(
         f"{needed_for} needs the package '{package}', which is not installed",
-        hint=f"pip install 'onecard[{extra}]'",
+        hint=install_command(extra),
     )
 
 

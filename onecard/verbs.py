@@ -130,5 +130,6 @@ def run_verb(arguments: list[str], config_verbs: Iterable[str]) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise UserError(str(error).strip(), hint="onecard --help") from None
+        verb = f" {arguments[0]}" if arguments and arguments[0] in app else ""
+        raise UserError(str(error).strip(), hint=f"onecard{verb} --help") from None
     return result if isinstance(result, int) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import time
@@ -180,7 +181,7 @@ def test_a_verb_that_needs_more_than_the_base_install_names_the_extra(
     result = python("-c", code, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
-    assert "hint: pip install 'onecard[train]'" in result.stderr
+    assert re.search(r"hint: (pip install .*\[train\]'|use the clone's own Python)", result.stderr)
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
     assert list(tmp_path.iterdir()) == []

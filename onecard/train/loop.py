@@ -27,6 +27,9 @@ from onecard.train.start import Run, open_run
 from onecard.train.step import StepResult
 from onecard.train.summary import Summary
 
+# Where a person watches, figures are this old at most, however rare the log lines are.
+GLANCE_SECONDS = 1.0
+
 
 class DivergedError(UserError):
     """The loss is no longer a number."""
@@ -37,6 +40,7 @@ def train(config: RunConfig) -> Summary:
     run = open_run(config)
     if config.eval_only:
         return _evaluate_only(run)
+    config = run.config  # with what a continued run had set
     with run.directory.claimed(fresh=config.fresh) as set_aside:
         if set_aside is not None:
             run.notes.append(f"the earlier run is kept in {set_aside}")
@@ -55,6 +59,7 @@ class Training:
         self.journal, self.stop = journal, stop
         self.saved_step = run.saved_step
         self.val_loss_of_step: tuple[int, float] | None = None
+        self._glanced = time.perf_counter()
         self._in_flight: list[tuple[int, StepResult]] = []  # steps the GPU may still be working on
 
     def go(self) -> Summary:
@@ -108,6 +113,11 @@ class Training:
         if step % self.config.log_interval == 0 or step + 1 == self.config.max_iters:
             self._settle()
             self.journal.stepped(step, float(result.loss), float(result.grad_norm), rate)
+            self._glanced = time.perf_counter()
+        elif self.journal.display.watched and time.perf_counter() - self._glanced > GLANCE_SECONDS:
+            self._settle()
+            self.journal.glance(float(result.loss))
+            self._glanced = time.perf_counter()
 
     def _settle(self) -> None:
         """Wait for the steps in flight, book their time to them, and end a run that has diverged.

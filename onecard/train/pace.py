@@ -7,6 +7,8 @@ from collections import deque
 
 # The first steps of a process compile kernels, tune matmuls and fault memory in.
 SETTLING_STEPS = 3
+# Log lines the estimate looks back on: few enough to follow a machine that slows down.
+RECENT = 9
 
 
 class Pace:
@@ -16,7 +18,7 @@ class Pace:
         self.tokens_per_step = tokens_per_step
         self.eval_interval = eval_interval
         self.last_step = last_step
-        self._recent: deque[float] = deque(maxlen=50)
+        self._recent: deque[float] = deque(maxlen=RECENT)
         self._settling: list[float] = []
         self._steps = 0
         self._evaluation_seconds: float | None = None

@@ -46,6 +46,8 @@ class Status:
 class Display(Protocol):
     """How the loop speaks to the person. `inside` is progress within one long thing."""
 
+    watched: bool  # is there a person, to whom an old figure is a wrong one?
+
     def say(self, text: str, style: str = "") -> None: ...
     def logged(self, status: Status, step: int, seconds: float) -> None: ...
     def evaluated(self, status: Status, train_loss: float) -> None: ...
@@ -65,6 +67,7 @@ def open_display(status: Status) -> Display:
 class PlainDisplay:
     """One line per fact, nanoGPT's format first, for files and pipes."""
 
+    watched = False
     # A step of a minute should not look dead in a log file; a line now and then shows life.
     INSIDE_SECONDS = 30.0
 
@@ -101,6 +104,7 @@ class PlainDisplay:
 class TerminalDisplay:
     """A bar with steps and ETA, under it the figures; messages scroll above."""
 
+    watched = True
     # Redrawn at most this often: a small model makes hundreds of steps a second.
     REDRAW_SECONDS = 0.1
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -46,6 +47,7 @@ class Run:
     began: str  # from what: for the person, and the record
     saved_step: int  # the checkpoint of this run that is on disk, -1 for none
     damaged: list[Checkpoint]  # to be put out of the way once the folder is ours
+    compiled: bool
     notes: list[str] = field(default_factory=list)
 
 
@@ -60,7 +62,11 @@ def open_run(config: RunConfig) -> Run:
         torch.cuda.set_device(device)
 
     directory = RunDirectory(config.out_dir)
+    config = _with_saved_values(config, directory)
     source = _find_source(config, directory, notes)
+    if source is not None and not config.is_set("block_size"):
+        longest = min(config.block_size, source.weights.shape.block_size)
+        config = dataclasses.replace(config, block_size=longest)
     shape = _shape(config, source, notes)
     _check_memory(shape, device, training=not config.eval_only)
     _check_dropout(shape, config)
@@ -82,17 +88,17 @@ def open_run(config: RunConfig) -> Run:
     stepper = Stepper(
         model, optimizer, device=device, dtype=dtype, dropout=config.dropout, grad_clip=config.grad_clip
     )
-    began = "a new model from scratch"
+    began = f"{shape.parameters / 1e6:.2f}M parameters, a new model from scratch"
     if source is not None:
         began = f"from {source.weights.description}"
         if source.continues:
             position = _continue(source, stepper, sequences, train_tokens, config, notes)
-    if config.compile:
-        problem = compile_problem(device)
-        if problem is None:
-            model.compile_parts()
-        else:
-            notes.append(f"running without torch.compile, it does not work here: {problem}")
+    problem = compile_problem(device) if config.compile else None
+    compiled = config.compile and problem is None
+    if compiled:
+        model.compile_parts()
+    elif problem is not None:
+        notes.append(f"running without torch.compile, it does not work here: {problem}")
     saved_step = source.checkpoint.step if source is not None and source.checkpoint is not None else -1
     # Opened again: the run's own file is refreshed by the reading thread when an epoch ends.
     train_again = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
@@ -100,8 +106,24 @@ def open_run(config: RunConfig) -> Run:
     tokenizer = _tokenizer_for_samples(data_dir, shape, config, notes)
     return Run(
         config, directory, device, dtype, model, stepper, sequences, evaluation, tokenizer, position, began,
-        saved_step, source.damaged if source is not None else [], notes,
+        saved_step, source.damaged if source is not None else [], compiled, notes,
     )  # fmt: skip
+
+
+def _with_saved_values(config: RunConfig, directory: RunDirectory) -> RunConfig:
+    """Continuing by naming only the run's folder: what the command line leaves open is as it was.
+
+    With a config file the file decides, unset values included: a line removed from it is a change.
+    """
+    from_a_file = any(origin != "command line" for origin in config.origins.values())
+    if config.init_from not in ("auto", "resume") or config.fresh or from_a_file:
+        return config
+    saved = directory.read_config() if list_checkpoints(directory.checkpoints) else None
+    if saved is None:
+        return config
+    kept = {"out_dir", "init_from", "fresh", "eval_only"}
+    values = {n: v for n, v in saved.values().items() if n not in kept and not config.is_set(n)}
+    return dataclasses.replace(config, **cast(dict[str, Any], values))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onecard.data.bins import TokenFile, read_meta
-from onecard.train.pace import Pace, duration
+from onecard.train.pace import duration
 
 if TYPE_CHECKING:
     from onecard.train.position import Position
@@ -33,7 +33,9 @@ class Summary:
         self.interrupted = interrupted
         return self
 
-    def finished(self, position: Position, pace: Pace, *, interrupted: bool, saved_step: int) -> Summary:
+    def finished(
+        self, position: Position, *, tokens_per_second: float | None, interrupted: bool, saved_step: int
+    ) -> Summary:
         self.interrupted = interrupted
         self.values |= {
             "step": position.step,
@@ -42,7 +44,7 @@ class Summary:
             "tokens": position.data.sequences * self._run.config.block_size,
             "epochs": self._epochs(position),
             "seconds": position.seconds,
-            "tokens_per_second": pace.tokens_per_second,
+            "tokens_per_second": tokens_per_second,
             "first_val_loss": position.first_val_loss,
             "best_val_loss": position.best_val_loss,
         }
@@ -62,12 +64,10 @@ class Summary:
                 f"saved as {out}/checkpoints/step-{saved:08d}" if saved is not None else "nothing saved yet"
             )
             lines.append(f"{head} at step {values['step']:,} of {values['last_step']:,}; {kept}")
-            speed = values["tokens_per_second"]
             took = duration(values["seconds"])
-            lines.append(
-                f"trained {values['tokens']:,} tokens ({values['epochs']:.2f} epochs) in {took}"
-                + (f", median speed {speed:,.0f} tokens/s" if speed else "")
-            )
+            lines.append(f"trained {values['tokens']:,} tokens ({values['epochs']:.2f} epochs) in {took}")
+            if values["tokens_per_second"]:
+                lines[-1] += f", {values['tokens_per_second']:,.0f} tokens/s on average"
         if not self.interrupted and values.get("val_loss") is not None:
             lines += self._learned()
         if self.interrupted and "step" in values:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from onecard.config import RunConfig
+from onecard.errors import install_command
 
 
 class Tracker(Protocol):
@@ -41,7 +42,9 @@ def open_tracker(config: RunConfig, say: Callable[[str], None]) -> Tracker:
     try:
         import wandb
     except ImportError:
-        say("hint: wandb_log=True needs wandb: pip install 'onecard[wandb]'; training goes on without it")
+        say(
+            f"hint: wandb_log=True needs wandb; training goes on without it\n      {install_command('wandb')}"
+        )
         return NoTracker()
     try:
         return WandbTracker(wandb, config)

@@ -396,4 +396,4 @@ def test_pretrained_weights_out_of_reach(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match="huggingface_hub") as raised:
         pretrained_folder("gpt2")
-    assert "onecard[train]" in raised.value.hint
+    assert "[train]" in raised.value.hint

