@@ -104,7 +104,12 @@ def read_prompt(start: str) -> str:
 
 def prompt_ids(tokenizer: Tokenizer, text: str, vocab_size: int) -> list[int]:
     """Ids of the prompt. An empty one is the start of a document: the end-of-text token, or a line break."""
-    ids = tokenizer.encode_prompt(text or "\n") if text or tokenizer.eot is None else [tokenizer.eot]
+    try:
+        ids = tokenizer.encode_prompt(text or "\n") if text or tokenizer.eot is None else [tokenizer.eot]
+    except UserError:
+        if text not in ("", "\n"):
+            raise
+        ids = [0]  # nobody asked for this line break, and the model's alphabet has none: its first character
     largest = max(ids)
     if largest >= vocab_size:
         raise UserError(

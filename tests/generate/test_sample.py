@@ -18,7 +18,7 @@ from onecard.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from onecard.errors import UserError
 from onecard.generate import sample as sample_module
 from onecard.generate.decode import Sampling, generate
-from onecard.generate.sample import SEPARATOR, sample_command, sample_text, samples_at_once
+from onecard.generate.sample import SEPARATOR, prompt_ids, sample_command, sample_text, samples_at_once
 from onecard.model.gpt2 import GPT2
 from onecard.run.load import LoadedModel
 from onecard.shapes import GPT2Shape
@@ -395,3 +395,10 @@ def test_sample_text(dtype: str) -> None:
     assert model.training
     assert sample_text(model, tokenizer, "ab", 0, seed=5) == "ab"
     assert not sample_text(model, tokenizer, "", 1, seed=5, temperature=0.0).startswith("<|endoftext|><|end")
+
+
+def test_an_alphabet_without_a_line_break_begins_with_its_first_character() -> None:
+    tokenizer = CharTokenizer.of_text(set("abc"))
+    assert prompt_ids(tokenizer, "\n", 3) == prompt_ids(tokenizer, "", 3) == [0]
+    with pytest.raises(UserError):
+        prompt_ids(tokenizer, "x", 3)
