@@ -53,16 +53,15 @@ class Run:
 
 def open_run(config: RunConfig) -> Run:
     _refuse_several_cards()
+    directory = RunDirectory(config.out_dir)
+    config = _with_saved_values(config, directory)
     device = resolve_device(config.device)
     dtype, dtype_note = choose_dtype(config.dtype, device)
     torch.set_float32_matmul_precision("high")  # fp32 runs use tf32 on CUDA, as nanoGPT's do
     notes = [*config.notes, *([dtype_note] if dtype_note else [])]
-
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
 
-    directory = RunDirectory(config.out_dir)
-    config = _with_saved_values(config, directory)
     source = _find_source(config, directory, notes)
     if source is not None and not config.is_set("block_size"):
         longest = min(config.block_size, source.weights.shape.block_size)
@@ -123,7 +122,8 @@ def _with_saved_values(config: RunConfig, directory: RunDirectory) -> RunConfig:
         return config
     kept = {"out_dir", "init_from", "fresh", "eval_only"}
     values = {n: v for n, v in saved.values().items() if n not in kept and not config.is_set(n)}
-    return dataclasses.replace(config, **cast(dict[str, Any], values))
+    origins = {**saved.origins, **config.origins}
+    return dataclasses.replace(config, origins=origins, **cast(dict[str, Any], values))
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,7 @@ def test_naming_the_folder_is_enough_to_continue(workplace: Path) -> None:
     assert train(load_config(RunConfig, bare)).values["step"] == 10
     assert train(load_config(RunConfig, [*bare, "--init_from=resume", "--max_iters=20"])).values["step"] == 20
     assert len(losses()) == 20
+    assert json.loads(Path("out/config.json").read_text())["set_by_user"]["n_layer"] == "command line"
     # A config file speaks for itself: what it no longer says is a change.
     Path("c.py").write_text("dataset = 'tiny'\nout_dir = 'out'\ndevice = 'cpu'\n")
     with pytest.raises(UserError, match="different config"):
