@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.convert.nanogpt import (
+from onecard.convert.reading import (
     EMBEDDING,
     HEAD,
     checked_tensors,

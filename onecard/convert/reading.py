@@ -1,0 +1,172 @@
+"""What all readers and writers of checkpoints share: loading without executing, checking, whole files."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import secrets
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onecard.errors import UserError
+from onecard.files import flush_to_disk
+from onecard.model.gpt2 import GPT2
+from onecard.shapes import GPT2Shape
+
+HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
+
+
+def load_without_executing(path: Path) -> Any:
+    """What torch.save wrote, if it is tensors and plain values; never runs what a pickle asks for."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    start = first_bytes(path)
+    zipped = start.startswith(b"PK")
+    if zipped and not zipfile.is_zipfile(path):
+        # A zip archive keeps its table of contents at the end.
+        raise UserError(
+            f"{path} is incomplete",
+            "the end of the file is missing: the copy or the program that wrote it was interrupted",
+            "copy it again, or go back to an older checkpoint",
+        )
+    if not zipped and not start.startswith(b"\x80"):
+        raise UserError(f"{path} is not a checkpoint", "it does not begin like a file that torch.save wrote")
+    try:
+        # The format before PyTorch 1.6 (OpenAI's first uploads) is not a zip and cannot be mapped.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        asks_for = f"it asks for '{wanted[1]}'" if wanted else "it asks for something else, or is damaged"
+        raise UserError(
+            f"{path} holds more than tensors and plain values, and was not loaded",
+            f"{asks_for}; unpickling that could run any program, so onecard does not",
+            "if you trust its author, load it where it was made, replace everything in it that is not a\n"
+            "tensor, number, string, list or dict, and torch.save it again",
+        ) from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise UserError(f"{path} cannot be read", f"the file is damaged: {first_line(error)}") from error
+
+
+def parameter_shapes(shape: GPT2Shape) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in the order of named_parameters(), which nanoGPT's model shares with ours."""
+    with torch.device("meta"):
+        model = GPT2(shape)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def named_tensors(value: object, where: Path | str) -> dict[str, Tensor]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where} holds no model", f"expected tensors by name, found {type(value).__name__}")
+    for name, tensor in value.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise UserError(f"{name!r} in {where} is not a tensor", f"it is of type {type(tensor).__name__}")
+    return dict(value)
+
+
+def is_mask_buffer(name: str) -> bool:
+    """Causal masks that older versions stored beside the weights (`c_attn.bias` is not one)."""
+    return name.endswith((".attn.bias", ".attn.masked_bias"))
+
+
+def checked_tensors(
+    found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: Path | str
+) -> dict[str, Tensor]:
+    """The expected tensors in the expected order, as fp32; anything missing, left over or odd is named."""
+    for name in expected:
+        if name not in found:
+            raise UserError(f"{where} lacks the tensor '{name}'", "its settings promise it")
+    for name, tensor in found.items():
+        if name not in expected:
+            raise UserError(
+                f"{where} holds the tensor '{name}', which this model does not have",
+                "the weights and the settings beside them do not belong together, "
+                "or it is a variant that onecard does not know",
+            )
+        if tuple(tensor.shape) != expected[name]:
+            raise UserError(
+                f"the tensor '{name}' in {where} has the wrong shape",
+                f"it is {_times(tensor.shape)}; the settings beside it promise {_times(expected[name])}",
+            )
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.is_meta:
+            raise UserError(
+                f"the tensor '{name}' in {where} does not hold plain floating-point numbers",
+                f"it is a tensor of type {tensor.dtype} and layout {tensor.layout}",
+                "use the weights before quantization",
+            )
+    return {name: found[name].detach().to(torch.float32) for name in expected}
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    # Tied tensors share storage: nothing to compare, and NaNs do not count as a difference.
+    tied = one.shape == other.shape and one.dtype == other.dtype and one.data_ptr() == other.data_ptr()
+    return tied or torch.equal(one.to(torch.float32), other)
+
+
+def sizes_in(settings: dict[str, Any], names: Iterable[str], n_tensors: int, where: Path) -> dict[str, int]:
+    """The named sizes of a model by name, if a model with that many tensors can have them."""
+
+    def wrong(why: str) -> UserError:
+        return UserError(f"the model settings in {where} are incomplete or wrong", why)
+
+    sizes: dict[str, int] = {}
+    for name in names:
+        value = sizes[name] = settings.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise wrong(f"{name} is {value!r}" if name in settings else f"{name} is missing")
+    if sizes["n_embd"] % sizes["n_head"]:
+        raise wrong(f"n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}")
+    if sizes["n_layer"] > n_tensors:  # before a model of that many layers is laid out
+        raise wrong(f"n_layer is {sizes['n_layer']}, but there are only {n_tensors} tensors")
+    return sizes
+
+
+def first_bytes(path: Path) -> bytes:
+    """How the file begins; one that Git LFS has yet to fetch is refused."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(32)
+    except OSError as error:
+        raise UserError(f"cannot read {path}", error.strerror or str(error)) from error
+    if start.startswith(b"version https://git-lfs"):
+        raise UserError(
+            f"{path} is only a pointer to the real file",
+            "it was cloned without Git LFS",
+            f"git -C {path.parent} lfs pull",
+        )
+    return start
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A path beside the target to write to; it takes the target's place when all went well."""
+    target = target.resolve()
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield unfinished
+            unfinished.replace(target)
+        except BaseException:
+            if unfinished.is_dir():
+                shutil.rmtree(unfinished, ignore_errors=True)
+            else:
+                unfinished.unlink(missing_ok=True)
+            raise
+        flush_to_disk(target.parent)
+    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError
+        raise UserError(f"cannot write {target}", first_line(error)) from error
+
+
+def _times(size: tuple[int, ...]) -> str:
+    return " × ".join(map(str, size)) or "a single number"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
