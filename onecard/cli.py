@@ -6,6 +6,7 @@ Data goes to stdout, progress and logs to stderr. Exit codes: 0 ok, 1 the answer
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -30,13 +31,15 @@ onecard: pretrain language models on the one graphics card you own
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train: onecard train CONFIG.py [--name=value ...]; nanoGPT's configs and flags as they are."""
+    """Train: onecard train CONFIG.py [--name=value ...] [--json]; nanoGPT's configs and flags as they are."""
+    as_json = "--json" in arguments
+    arguments = [word for word in arguments if word != "--json"]
     config = load_config(RunConfig, arguments, also_known=_names(SampleConfig))
     need_package("torch", "train", "training")
     from onecard.train.loop import train as run_training
 
     summary = run_training(config)
-    print(summary.text())
+    print(json.dumps(summary.values) if as_json else summary.text())
     return INTERRUPTED if summary.interrupted else 0
 
 

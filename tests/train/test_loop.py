@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import write_bins
 
+from onecard.cli import main
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.knobs import load_config
@@ -545,3 +546,11 @@ def test_a_nanogpt_checkpoint_in_out_dir_is_continued(workplace: Path) -> None:
     assert sorted(losses()) == list(range(30, 40))  # it had been saved at iteration 30
     moments = list_checkpoints(Path("out/checkpoints"))[-1].optimizer_tensors()
     assert moments["step.transformer.wte.weight"].item() == 40
+
+
+def test_a_program_gets_the_figures_as_json(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *TINY, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["step"] == 20
+    assert figures["val_loss"] < figures["first_val_loss"]
+    assert figures["saved_step"] == 20
