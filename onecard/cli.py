@@ -34,7 +34,9 @@ def train(arguments: Sequence[str]) -> int:
     """Train: onecard train CONFIG.py [--name=value ...] [--json]; nanoGPT's configs and flags as they are."""
     as_json = "--json" in arguments
     arguments = [word for word in arguments if word != "--json"]
-    config = load_config(RunConfig, arguments, also_known=_names(SampleConfig))
+    from onecard.run.directory import load_run_config
+
+    config = load_run_config(arguments, also_known=_names(SampleConfig))
     need_package("torch", "train", "training")
     from onecard.train.loop import train as run_training
 

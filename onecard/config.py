@@ -141,7 +141,8 @@ class RunConfig(Config):
             changes["lr_decay_iters"] = max(steps, 1)
         decay = changes.get("lr_decay_iters", self.lr_decay_iters)
         if not self.is_set("warmup_iters"):
-            changes["warmup_iters"] = min(self.warmup_iters, decay // 10)
+            usual = type(self).warmup_iters  # not this object's: resolved once, it may be shorter already
+            changes["warmup_iters"] = min(usual, decay // 10)
         return dataclasses.replace(self, **changes)
 
 

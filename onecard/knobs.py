@@ -11,11 +11,12 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onecard.config_file import (
+    COMMAND_LINE,
     FALSE_WORDS,
     MAX_INTEGER,
     TRUE_WORDS,
@@ -89,11 +90,17 @@ def knobs(cls: type[Config]) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if "kind" in f.metadata]
 
 
-def load_config(cls: type[C], arguments: Sequence[str], also_known: frozenset[str] = frozenset()) -> C:
+def load_config(
+    cls: type[C],
+    arguments: Sequence[str],
+    also_known: frozenset[str] = frozenset(),
+    earlier: Callable[[Mapping[str, Value], Mapping[str, str]], list[Assignment]] | None = None,
+) -> C:
     """Read config files and `--name=value` arguments, later ones overriding earlier ones.
 
     Names in `also_known` (another command's knobs) may stand in a *file* and are passed over: one
-    config file serves train and sample.
+    config file serves train and sample. `earlier` may add values of a run that is continued, given
+    what was set now and where; they count as set, and are checked together with the rest.
     """
     fields = {f.name: f for f in knobs(cls)}
     defaults: dict[str, Any] = {name: f.default for name, f in fields.items()}
@@ -120,9 +127,11 @@ def load_config(cls: type[C], arguments: Sequence[str], also_known: frozenset[st
                 if assignment.name in fields or assignment.name not in also_known:
                     set_value(assignment, from_text=False)
         elif argument.name in negated and argument.value is None:
-            set_value(Assignment(negated[argument.name], False, "command line"), from_text=False)
+            set_value(Assignment(negated[argument.name], False, COMMAND_LINE), from_text=False)
         else:
             set_value(_argument_assignment(argument, fields), from_text=True)
+    for assignment in earlier(values, origins) if earlier is not None else ():
+        set_value(assignment, from_text=False)
     config = cls(**values, origins=origins, notes=tuple(notes)).resolved()
     config.check()
     return config
@@ -136,10 +145,10 @@ def from_values(cls: type[C], values: Mapping[str, Any], origins: Mapping[str, s
 
 def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Field[Any]]) -> Assignment:
     if argument.value is not None:
-        return Assignment(argument.name, argument.value, "command line")
+        return Assignment(argument.name, argument.value, COMMAND_LINE)
     if argument.name in fields and fields[argument.name].metadata["kind"] != "bool":
         raise UserError(f"--{argument.name} needs a value", hint=f"--{argument.name}=VALUE")
-    return Assignment(argument.name, True, "command line")
+    return Assignment(argument.name, True, COMMAND_LINE)
 
 
 def _known_field(

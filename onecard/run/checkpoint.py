@@ -124,7 +124,13 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def best_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    measured = [c for c in checkpoints if c.val_loss is not None and math.isfinite(c.val_loss)]
+    # Losses compare only on the same text in blocks of the same length.
+    of = [(c.state.get("dataset"), (c.state.get("config") or {}).get("block_size")) for c in checkpoints]
+    measured = [
+        c
+        for c, measured_on in zip(checkpoints, of, strict=True)
+        if measured_on == of[-1] and c.val_loss is not None and math.isfinite(c.val_loss)
+    ]
     return min(measured, key=lambda c: c.val_loss or 0.0) if measured else None
 
 

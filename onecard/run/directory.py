@@ -12,15 +12,16 @@ out_dir/
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from onecard.config import RunConfig
+from onecard.config_file import COMMAND_LINE, Assignment, Value
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock, write_json
-from onecard.knobs import from_values, knobs
+from onecard.knobs import from_values, knobs, load_config
 
 SCHEMA = 1
 
@@ -104,13 +105,40 @@ class RunDirectory:
             if Path.cwd().is_relative_to(path):
                 raise OSError("it is the folder this command runs in")
             path.rename(target)
+            path.mkdir()  # a link to the folder must go on leading somewhere
         except OSError as error:
             raise UserError(
                 f"the earlier run in {self.path} cannot be set aside",
                 f"renaming it to {target.name} failed: {error}",
                 "move it yourself, or choose another folder with --out_dir=FOLDER",
             ) from None
-        return self.path.with_name(target.name)
+        return target if self.path.is_symlink() else self.path.with_name(target.name)
+
+
+def load_run_config(arguments: Sequence[str], also_known: frozenset[str] = frozenset()) -> RunConfig:
+    """A run's config from the command line; a run named by its folder alone brings its own values."""
+    return load_config(RunConfig, arguments, also_known, earlier=_values_of_earlier_run)
+
+
+def _values_of_earlier_run(values: Mapping[str, Value], origins: Mapping[str, str]) -> list[Assignment]:
+    """What the user had set for the run in out_dir and has not set now.
+
+    With a config file the file decides, unset values included: a line removed from it is a change.
+    """
+    from_a_file = any(origin != COMMAND_LINE for origin in origins.values())
+    if from_a_file or values.get("fresh") or values.get("init_from", "auto") not in ("auto", "resume"):
+        return []
+    before = RunDirectory(str(values.get("out_dir", "out"))).read_config()
+    if before is None:
+        return []
+    replaced = set(values) | {"out_dir", "init_from", "fresh", "eval_only"}
+    # Both say when the run ends; the one given now wins.
+    replaced |= {"tokens"} if "max_iters" in values else {"max_iters"} if "tokens" in values else set()
+    return [
+        Assignment(name, getattr(before, name), origin)
+        for name, origin in before.origins.items()
+        if name not in replaced
+    ]
 
 
 def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
@@ -122,6 +150,8 @@ def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]
         if f.metadata["changes_result"]
         and f.name not in split
         and getattr(before, f.name) != getattr(now, f.name)
+        # Set in neither, it followed from something else (tokens, a checkpoint's block size).
+        and (before.is_set(f.name) or now.is_set(f.name))
     ]
     # 16 × 32 and 8 × 64 are the same step, split otherwise.
     if before.sequences_per_step != now.sequences_per_step:

@@ -22,6 +22,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         for number in _SIGNALS:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup, or a job in the background: it was asked to go on
             try:
                 self._before[number] = signal.signal(number, self._on_signal)
             except ValueError:

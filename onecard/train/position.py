@@ -60,14 +60,15 @@ def position_of_checkpoint(
         notes.append(
             f"the run was on data/{before['dataset']}; it begins data/{config.dataset} from the start"
         )
-        fresh = first_position(sequences, tokens)
-        position.data_mark = fresh.data_mark
-        position.eval_batch, position.best_val_loss, position.evaluated_step = None, None, -1
-    elif before["block_size"] != config.block_size or before["seed"] != config.seed:
-        notes.append("with another block_size or seed the data begins anew, in another order")
+        position.data_mark = first_position(sequences, tokens).data_mark
+        position.eval_batch = None
     else:
         _refuse_other_data(position, config, tokens)
-        return position
+        if before["block_size"] == config.block_size and before["seed"] == config.seed:
+            return position
+        notes.append("with another block_size or seed the data begins anew, in another order")
+    # What was measured so far was measured on something else.
+    position.best_val_loss, position.first_val_loss, position.evaluated_step = None, None, -1
     done = position.data.sequences * before["block_size"] // config.block_size
     position.data = dataclasses.replace(sequences.start(), sequences=done)
     return position

@@ -6,7 +6,6 @@ import dataclasses
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 
@@ -54,7 +53,6 @@ class Run:
 def open_run(config: RunConfig) -> Run:
     _refuse_several_cards()
     directory = RunDirectory(config.out_dir)
-    config = _with_saved_values(config, directory)
     device = resolve_device(config.device)
     dtype, dtype_note = choose_dtype(config.dtype, device)
     torch.set_float32_matmul_precision("high")  # fp32 runs use tf32 on CUDA, as nanoGPT's do
@@ -65,7 +63,7 @@ def open_run(config: RunConfig) -> Run:
     source = _find_source(config, directory, notes)
     if source is not None and not config.is_set("block_size"):
         longest = min(config.block_size, source.weights.shape.block_size)
-        config = dataclasses.replace(config, block_size=longest)
+        config = dataclasses.replace(config, block_size=longest).resolved()
     shape = _shape(config, source, notes)
     _check_memory(shape, device, training=not config.eval_only)
     _check_dropout(shape, config)
@@ -109,23 +107,6 @@ def open_run(config: RunConfig) -> Run:
     )  # fmt: skip
 
 
-def _with_saved_values(config: RunConfig, directory: RunDirectory) -> RunConfig:
-    """Continuing by naming only the run's folder: what the command line leaves open is as it was.
-
-    With a config file the file decides, unset values included: a line removed from it is a change.
-    """
-    from_a_file = any(origin != "command line" for origin in config.origins.values())
-    if config.init_from not in ("auto", "resume") or config.fresh or from_a_file:
-        return config
-    saved = directory.read_config() if list_checkpoints(directory.checkpoints) else None
-    if saved is None:
-        return config
-    kept = {"out_dir", "init_from", "fresh", "eval_only"}
-    values = {n: v for n, v in saved.values().items() if n not in kept and not config.is_set(n)}
-    origins = {**saved.origins, **config.origins}
-    return dataclasses.replace(config, origins=origins, **cast(dict[str, Any], values))
-
-
 @dataclass(frozen=True)
 class Source:
     """Weights to begin with; a checkpoint of this run or of nanoGPT's also brings moments and position."""
@@ -151,7 +132,7 @@ def _find_source(config: RunConfig, directory: RunDirectory, notes: list[str]) -
         if not checkpoints:
             return Source(weights_of_nanogpt(directory.nanogpt_checkpoint), continues=True)
         checkpoint, damaged = newest_intact(checkpoints)
-        notes += [f"{bad.path} is damaged ({why}) and will be renamed" for bad, why in damaged]
+        notes += [f"{bad.path} is damaged ({why}): the one before is used" for bad, why in damaged]
         return Source(
             weights_of_checkpoint(checkpoint), checkpoint, continues=True, damaged=[bad for bad, _ in damaged]
         )

@@ -63,6 +63,19 @@ def test_a_fresh_start_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -
     assert (tmp_path / "precious" / "photo").exists()
 
 
+def test_a_fresh_start_behind_a_link_keeps_the_link_working(tmp_path: Path) -> None:
+    (tmp_path / "big" / "real").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "big" / "real")
+    directory = RunDirectory(tmp_path / "link")
+    with directory.claimed(fresh=False):
+        (directory.path / "mark").write_text("1")
+    with directory.claimed(fresh=True) as aside:
+        assert aside == tmp_path / "big" / "real.before-1"
+    assert (tmp_path / "big" / "real.before-1" / "mark").read_text() == "1"
+    assert directory.checkpoints.is_dir()
+    assert not (tmp_path / "link" / "mark").exists()
+
+
 def test_the_folder_one_stands_in_is_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text("{}")

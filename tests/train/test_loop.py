@@ -21,7 +21,8 @@ from onecard.cli import main
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.knobs import load_config
-from onecard.run.checkpoint import list_checkpoints
+from onecard.run.checkpoint import best_checkpoint, list_checkpoints
+from onecard.run.directory import load_run_config
 from onecard.run.metrics import read_metrics
 from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module
@@ -154,14 +155,78 @@ def test_a_resumed_run_may_be_split_otherwise(workplace: Path) -> None:
 def test_naming_the_folder_is_enough_to_continue(workplace: Path) -> None:
     train(config("--max_iters=10"))
     bare = ["--out_dir=out", "--device=cpu"]
-    assert train(load_config(RunConfig, bare)).values["step"] == 10
-    assert train(load_config(RunConfig, [*bare, "--init_from=resume", "--max_iters=20"])).values["step"] == 20
+    assert train(load_run_config(bare)).values["step"] == 10
+    assert train(load_run_config([*bare, "--init_from=resume", "--max_iters=20"])).values["step"] == 20
     assert len(losses()) == 20
     assert json.loads(Path("out/config.json").read_text())["set_by_user"]["n_layer"] == "command line"
+    # Checked with the run's own values: its min_lr is 1e-3, not the default.
+    with pytest.raises(UserError, match=r"min_lr 0.001 is above learning_rate 0.0005"):
+        load_run_config([*bare, "--learning_rate=5e-4"])
     # A config file speaks for itself: what it no longer says is a change.
     Path("c.py").write_text("dataset = 'tiny'\nout_dir = 'out'\ndevice = 'cpu'\n")
     with pytest.raises(UserError, match="different config"):
-        train(load_config(RunConfig, ["c.py"]))
+        train(load_run_config(["c.py"]))
+
+
+def test_a_new_horizon_replaces_the_runs_own(workplace: Path) -> None:
+    arguments = [a for a in TINY if not a.startswith(("--max_iters", "--lr_decay", "--warmup"))]
+    assert train(load_run_config([*arguments, "--tokens=1000"])).values["step"] == 8
+    more = ["--out_dir=out", "--init_from=resume"]
+    assert train(load_run_config([*more, "--tokens=2000"])).values["step"] == 16
+    assert train(load_run_config([*more, "--max_iters=18"])).values["step"] == 18
+    assert load_run_config([*more, "--tokens=3000"]).max_iters == 24
+
+
+def test_a_checkpoints_shorter_block_counts_for_the_horizon_and_for_the_next_start(workplace: Path) -> None:
+    fixture = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "ckpt.pt"
+    write_bins(workplace / "data" / "twenty", train=4_000, val=800, vocab=21)
+    Path("out").mkdir()
+    Path("out/ckpt.pt").write_bytes(fixture.read_bytes())
+    Path("c.py").write_text(
+        "out_dir = 'out'\ndataset = 'twenty'\nbatch_size = 4\ngradient_accumulation_steps = 1\n"
+        "compile = False\ndevice = 'cpu'\ntokens = 64 * 35\neval_iters = 1\nsample_tokens = 0\n"
+    )
+    assert train(load_run_config(["c.py"])).values["step"] == 35  # blocks of 16, not of 1024
+    assert train(load_run_config(["c.py"])).values["step"] == 35
+
+
+def test_best_is_judged_on_the_data_of_now(workplace: Path) -> None:
+    """On other data the loss is higher; the model of the old data must not stay 'best'."""
+    train(config("--max_iters=10", "--always_save_checkpoint=False"))
+    noise = np.random.default_rng(0).integers(0, 61, 3_000).astype(np.uint16)
+    (workplace / "data" / "noise").mkdir()
+    for split in ("train", "val"):
+        noise.tofile(workplace / "data" / "noise" / f"{split}.bin")
+    summary = train(
+        config("--init_from=resume", "--dataset=noise", "--always_save_checkpoint=False", "--max_iters=40")
+    )
+    assert summary.values["first_val_loss"] > 4.0
+    best = best_checkpoint(list_checkpoints(Path("out/checkpoints")))
+    assert best is not None
+    assert best.step > 10
+
+
+def test_other_data_is_refused_with_another_seed_too(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    write_bins(workplace / "data" / "tiny", train=6_001, val=1_500)
+    with pytest.raises(UserError, match="not the data this run began with"):
+        train(config("--init_from=resume", "--seed=5"))
+
+
+def test_a_signal_that_was_ignored_stays_ignored(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nohup sets SIGHUP to be ignored before it starts a program."""
+    real = Stepper.backward
+
+    def backward(self: Stepper, *args: Any) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return real(self, *args)
+
+    monkeypatch.setattr(Stepper, "backward", backward)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert train(config("--max_iters=3")).values["step"] == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_person_who_watches_sees_the_present_loss_between_log_lines(
