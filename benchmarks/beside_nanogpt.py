@@ -54,7 +54,7 @@ def our_step(options: argparse.Namespace) -> Any:
 
 def nanogpt_step(options: argparse.Namespace) -> Any:
     sys.path.insert(0, str(options.nanogpt))
-    import model as nanogpt_model  # type: ignore[import-not-found]
+    import model as nanogpt_model  # type: ignore[import-not-found]  # in the clone
 
     torch.backends.cuda.matmul.allow_tf32 = True
     shape = nanogpt_model.GPTConfig(

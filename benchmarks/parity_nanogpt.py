@@ -65,17 +65,17 @@ def run_nanogpt(clone: Path) -> dict[str, Any]:
     """nanoGPT's train.py, as it is; what went into and came out of its model."""
     noted: dict[str, Any] = {"weights": None, "x": [], "y": [], "loss": []}
     sys.path.insert(0, str(clone))
-    import model as nanogpt_model  # type: ignore[import-not-found]
+    import model as nanogpt_model  # type: ignore[import-not-found]  # in the clone
 
     plain_forward = nanogpt_model.GPT.forward
 
     def noting_forward(self: Any, idx: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
         logits, loss = plain_forward(self, idx, targets)
-        if self.training and loss is not None:
+        if self.training and targets is not None:
             if noted["weights"] is None:
                 noted["weights"] = {n: p.detach().clone() for n, p in self.named_parameters()}
             noted["x"].append(idx.clone())
-            noted["y"].append(targets.clone())  # type: ignore[union-attr]
+            noted["y"].append(targets.clone())
             noted["loss"].append(loss.item())
         return logits, loss
 
