@@ -57,7 +57,8 @@ def open_run(config: RunConfig) -> Run:
     dtype, dtype_note = choose_dtype(config.dtype, device)
     torch.set_float32_matmul_precision("high")  # fp32 runs use tf32 on CUDA, as nanoGPT's do
     notes = [*config.notes, *([dtype_note] if dtype_note else [])]
-    if device.startswith("cuda"):
+    if torch.device(device).index is not None:
+        # "cuda" alone is the current card already, and set_device refuses it.
         torch.cuda.set_device(device)
 
     source = _find_source(config, directory, notes)
