@@ -26,28 +26,50 @@ def prepare(
     *inputs: str,
     name: str | None = None,
     out_root: Path = Path("data"),
+    tokens: str | None = None,
     tokenizer: Literal["gpt2", "byte", "char"] | None = None,
-    text_column: str = "text",
+    train_tokenizer: int | None = None,
+    text_column: str | None = None,
     val_fraction: float | None = None,
-    force: bool = False,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    dump: str | None = None,
+    edu: Annotated[bool, Parameter(negative=())] = False,
+    keep: Annotated[bool, Parameter(negative=())] = False,
+    check: Annotated[bool, Parameter(negative=())] = False,
+    force: Annotated[bool, Parameter(negative=())] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Turn text into training tokens under data/NAME.
+
+    Killed or interrupted, the same command continues. Run again with more --tokens or more files, it
+    appends to what is there.
 
     Parameters
     ----------
     inputs
-        Files or folders of text, jsonl or parquet; or `stdlib`, this Python's own sources.
+        Files or folders of text, jsonl or parquet, plain or .gz or .zst; or a name: fineweb, openwebtext,
+        tinystories, climbmix, shakespeare, shakespeare_char, or stdlib, this Python's own sources.
     name
         Name of the folder under data/. Default: from the first input.
     out_root
         The folder that holds all data sets; nanoGPT's configs look in data/.
+    tokens
+        Stop when there are this many training tokens, e.g. 3.2B or 100M. Default: all there are.
     tokenizer
-        gpt2 (default), byte (default for stdlib), or char.
+        gpt2 (default), byte (default for stdlib), or char (default for shakespeare_char).
+    train_tokenizer
+        Learn a BPE of this many tokens from the text itself, e.g. 32768, and keep it beside the data.
     text_column
-        Column of jsonl and parquet that holds the text.
+        Column of jsonl and parquet that holds the text. Default: text.
     val_fraction
         Share of documents held out for validation, chosen by their hash.
+    dump
+        fineweb only: one crawl, e.g. CC-MAIN-2013-20. Default: a sample of all crawls.
+    edu
+        fineweb only: FineWeb-Edu, the part that teaches.
+    keep
+        Keep the parquet files that are downloaded (in the Hub cache). Default: remove each once used.
+    check
+        Prepare nothing: verify data/NAME against its meta.json and show what is in it.
     force
         Replace a data/NAME that was made from something else.
     as_json
@@ -56,21 +78,28 @@ def prepare(
     need_package("numpy", "train", "preparing data")
     from onecard.data.prepare import prepare as run_prepare
     from onecard.data.prepare import summary
+    from onecard.data.request import dataset_name, parse_count
 
-    if not inputs:
-        raise UserError(
-            "nothing to prepare",
-            hint="onecard prepare FILES..., or onecard prepare stdlib for the built-in corpus",
-        )
-    # The built-in corpus needs nothing but Python; its bytes are its tokens.
-    tokenizer = tokenizer or ("byte" if inputs == ("stdlib",) else "gpt2")
+    if check:
+        from onecard.data.check import check as run_check
+
+        given = Path(inputs[0]) if inputs else Path()
+        is_dataset = name is None and (given / "train.bin").exists()
+        report = run_check(given if is_dataset else out_root / dataset_name(list(inputs), name))
+        print(json.dumps(report.to_json(), indent=1) if as_json else report.text())
+        return 0 if report.ok else 1
     facts = run_prepare(
         list(inputs),
         name=name,
         out_root=out_root,
         tokenizer=tokenizer,
+        train_tokenizer=train_tokenizer,
         text_column=text_column,
         val_fraction=val_fraction,
+        tokens=None if tokens is None else parse_count(tokens),
+        dump=dump,
+        edu=edu,
+        keep=keep,
         force=force,
     )
     print(json.dumps(facts.to_json(), indent=1) if as_json else summary(facts))

@@ -28,7 +28,10 @@ MAX_LINES = 400
 MAX_LOOP_LINES = 300
 
 LIGHT_ROOMS = ("errors", "config_file", "knobs", "config", "shapes", "hardware", "plan", "verbs", "cli")
-HEAVY = ("torch", "numpy", "pyarrow", "safetensors", "tiktoken", "huggingface_hub", "transformers")
+HEAVY = (
+    "torch", "numpy", "pyarrow", "safetensors", "tiktoken", "fastokens", "rustbpe", "huggingface_hub",
+    "transformers",
+)  # fmt: skip
 
 # Behaves as if the heavy packages were not installed: no finder finds them.
 WITHOUT_HEAVY = f"""

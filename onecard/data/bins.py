@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from onecard.errors import UserError
 
 META_SCHEMA = 1
+# Beside the bins while prepare is at work on them, or was when it was killed.
+JOURNAL_NAME = "prepare.json"
 SHARD_MAGIC = 20240520
 SHARD_VERSION = 1
 SHARD_HEADER_BYTES = 256 * 4
@@ -33,7 +35,10 @@ Split = Literal["train", "val"]
 class _Part:
     """One mapped file and where its tokens begin."""
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], growing: bool = False) -> None:
+    def __init__(
+        self, path: Path, dtype: np.dtype[Any], growing: bool = False, limit: int | None = None
+    ) -> None:
+        """`limit`: how many of its tokens count, where prepare is appending more."""
         self.path = path
         try:
             self._file: BinaryIO = path.open("rb")
@@ -46,6 +51,8 @@ class _Part:
         if n_bytes == 0:
             raise UserError(f"{path} is empty", hint="prepare the data again: onecard prepare PATH --force")
         offset, count, dtype = _layout(path, self._file.read(12), n_bytes, dtype)
+        if limit is not None:
+            count = min(count, limit)
         # A map of exactly what is there now: a file that grows is mapped anew by refresh().
         self._map = mmap.mmap(self._file.fileno(), n_bytes, access=mmap.ACCESS_READ)
         self._needed_bytes = offset + count * dtype.itemsize
@@ -85,9 +92,17 @@ def _layout(path: Path, head: bytes, n_bytes: int, dtype: np.dtype[Any]) -> tupl
 class TokenFile:
     """A read-only row of token ids over one or several files."""
 
-    def __init__(self, paths: list[Path], dtype: np.dtype[Any], vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        paths: list[Path],
+        dtype: np.dtype[Any],
+        vocab_size: int | None = None,
+        split: Split | None = None,
+    ) -> None:
+        """`split`: of a dataset whose meta.json says how many tokens count while more are appended."""
         self._dtype = dtype
         self._vocab_size = vocab_size
+        self._split = split
         self._map(paths)
 
     @classmethod
@@ -98,7 +113,9 @@ class TokenFile:
         return cls([Path(path)], np.dtype(dtype).newbyteorder("<"), vocab_size)
 
     def _map(self, paths: list[Path], growing: bool = False) -> None:
-        self._parts = [_Part(path, self._dtype, growing) for path in paths]
+        limit = _counted_while_growing(paths[0].parent, self._split) if self._split else None
+        growing = growing or limit is not None
+        self._parts = [_Part(path, self._dtype, growing, limit) for path in paths]
         self._ends = list(np.cumsum([len(part.tokens_N) for part in self._parts], dtype=np.int64).tolist())
 
     @property
@@ -252,7 +269,7 @@ def open_split(data_dir: Path | str, split: Split, block_size: int, vocab_size: 
     dtype = str(meta.get("dtype", "uint16")) if meta else "uint16"
     if dtype not in ("uint16", "uint32"):
         raise UserError(f"{data_dir / 'meta.json'} says dtype {dtype!r}; known are uint16 and uint32")
-    tokens = TokenFile(paths, np.dtype(dtype).newbyteorder("<"))
+    tokens = TokenFile(paths, np.dtype(dtype).newbyteorder("<"), split=split)
     _check_against_meta(tokens, meta, split)
     if len(tokens) < block_size + 1:
         largest = len(tokens) - 1
@@ -265,6 +282,15 @@ def open_split(data_dir: Path | str, split: Split, block_size: int, vocab_size: 
         )
     tokens.check_ids(vocab_size)
     return tokens
+
+
+def _counted_while_growing(data_dir: Path, split: Split) -> int | None:
+    """What meta.json counts, if prepare is appending to the bins (or was, when it was killed)."""
+    if not (data_dir / JOURNAL_NAME).exists():
+        return None
+    meta = read_meta(data_dir)
+    counted = ((meta or {}).get("splits") or {}).get(split, {}).get("tokens")
+    return counted if isinstance(counted, int) else None
 
 
 def _check_against_meta(tokens: TokenFile, meta: dict[str, Any] | None, split: Split) -> None:

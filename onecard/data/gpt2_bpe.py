@@ -1,4 +1,4 @@
-"""GPT-2's byte-pair encoding: tiktoken does the work, the merges file says which ids.
+"""GPT-2's byte-pair encoding: where its merges file is found, and how GPT-2 cuts text.
 
 `vocab.bpe` alone determines every id: 256 byte tokens in GPT-2's own order, then one token per
 merge, then end-of-text. It is looked for on this machine first and always checked by hash.
@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import heapq
 import importlib.util
 import os
-import re
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from onecard.data.tokenizer import EOT_TEXT, Tokenizer, well_formed
-from onecard.errors import UserError, install_command, missing_package
+from onecard.data.bpe import GPT2_BYTE_ORDER, WHITE_RUN, BpeTokenizer, Pretokens, read_merges
+from onecard.errors import UserError, install_command
 
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # Where tiktoken itself fetches the file from; its cache is keyed by the SHA-1 of this address.
@@ -30,130 +24,31 @@ _MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/v
 _DOWNLOAD_TIMEOUT_S = 20
 
 # How GPT-2 cuts text before merging: contractions, words, numbers, other signs (each with at most
-# one space in front), and white space. The ids depend on it to the letter.
-_PRETOKEN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-# Unicode White_Space, which is what \s means above (Python's own \s has four more characters).
-_WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_NOT_WHITE = re.compile(f"[^{_WHITE}]")
-# tiktoken's regular expressions overflow their stack somewhere above 256,000 white characters in a
-# row. Longer runs than this are taken apart here.
-_LONG_RUN = 100_000
+# one space in front), and white space.
+_PRETOKENS = Pretokens(
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    white=WHITE_RUN,
+    is_gpt2=True,
+)
 
 
-class Gpt2Tokenizer(Tokenizer):
+class Gpt2Tokenizer(BpeTokenizer):
     """The 50,257 tokens of GPT-2, same ids as tiktoken's `gpt2`."""
 
     name = "gpt2"
 
     def __init__(self, merges: bytes) -> None:
-        try:
-            import tiktoken
-        except ImportError as error:
-            raise missing_package("tiktoken", "train", "the GPT-2 tokenizer") from error
-        self._rank = _ranks(merges)
-        self.eot = len(self._rank)
-        self.n_vocab = self.eot + 1
-        self.hash = hashlib.sha256(merges).hexdigest()
-        self._bytes = [*self._rank, EOT_TEXT.encode()]
-        self._encoding: Any = tiktoken.Encoding(
-            "gpt2",
-            pat_str=_PRETOKEN,
-            mergeable_ranks=self._rank,
-            special_tokens={EOT_TEXT: self.eot},
+        super().__init__(
+            read_merges(merges.decode("utf-8")),
+            _PRETOKENS,
+            hashlib.sha256(merges).hexdigest(),
+            byte_order=GPT2_BYTE_ORDER,
         )
-
-    def encode_array(self, text: str) -> NDArray[np.uint32]:
-        text = well_formed(text)
-        parts: list[NDArray[np.uint32]] = []
-        done = 0
-        for start, stop in _long_white_runs(text):
-            # Before a run of white space GPT-2 always cuts, so what comes before stands alone. Of the
-            # run itself the last character belongs to the word that follows, if one follows.
-            parts.append(self._encode_ordinary(text[done:start]))
-            done = stop - 1 if stop < len(text) else stop
-            parts.append(np.array(merge_bytes(text[start:done].encode("utf-8"), self._rank), np.uint32))
-        tail_N = self._encode_ordinary(text[done:] if done else text)
-        return np.concatenate([*parts, tail_N]) if parts else tail_N
-
-    def _encode_ordinary(self, text: str) -> NDArray[np.uint32]:
-        if not text:
-            return np.empty(0, np.uint32)
-        ids_N: NDArray[np.uint32] = self._encoding.encode_to_numpy(text, disallowed_special=())
-        return ids_N
-
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        return b"".join(self._bytes[token] if token < self.n_vocab else "\ufffd".encode() for token in ids)
 
 
 @functools.lru_cache(maxsize=1)
 def gpt2_tokenizer() -> Gpt2Tokenizer:
     return Gpt2Tokenizer(find_merges())
-
-
-def _ranks(merges: bytes) -> dict[bytes, int]:
-    """Token bytes to id. In the file a byte is written as a printable character of its own."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printable))
-    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-    rank = {bytes((byte,)): number for number, byte in enumerate(printable + others)}
-    for line in merges.decode("utf-8").splitlines():
-        left, space, right = line.partition(" ")
-        if space and not line.startswith("#version"):
-            rank[bytes(byte_of[character] for character in left + right)] = len(rank)
-    return rank
-
-
-def _long_white_runs(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of each run of at least _LONG_RUN white characters.
-
-    Such a run covers some window of half its length that begins at a multiple of that length, so
-    only one look per window is needed: in ordinary text it ends at the first letter.
-    """
-    window = _LONG_RUN // 2
-    position = 0
-    while position + window <= len(text):
-        if _NOT_WHITE.search(text, position, position + window):
-            position += window
-            continue
-        start = position
-        while start and not _NOT_WHITE.match(text, start - 1):
-            start -= 1
-        ends = _NOT_WHITE.search(text, position)
-        stop = ends.start() if ends else len(text)
-        if stop - start >= _LONG_RUN:
-            yield start, stop
-        position = -(-stop // window) * window
-
-
-def merge_bytes(piece: bytes, rank: dict[bytes, int]) -> list[int]:
-    """Byte-pair merging of one piece in n log n: the lowest rank first, of equal ones the leftmost."""
-    size = len(piece)
-    part = [piece[at : at + 1] for at in range(size)]  # b"" once merged into its left neighbour
-    following = list(range(1, size + 1))
-    preceding = list(range(-1, size - 1))
-
-    def rank_at(at: int) -> int | None:
-        after = following[at]
-        return rank.get(part[at] + part[after]) if after < size else None
-
-    # Rank and place in one integer: a heap of these is small and compares fast.
-    waiting = [r * size + at for at in range(size) if (r := rank_at(at)) is not None]
-    heapq.heapify(waiting)
-    while waiting:
-        best, at = divmod(heapq.heappop(waiting), size)
-        if not part[at] or rank_at(at) != best:
-            continue  # its neighbourhood has changed since it was noted
-        gone = following[at]
-        part[at] += part[gone]
-        part[gone] = b""
-        following[at] = following[gone]
-        if following[at] < size:
-            preceding[following[at]] = at
-        for changed in (preceding[at], at):
-            if changed >= 0 and (r := rank_at(changed)) is not None:
-                heapq.heappush(waiting, r * size + changed)
-    return [rank[token] for token in part if token]
 
 
 def find_merges() -> bytes:

@@ -1,46 +1,47 @@
-"""Text files to token files: `data/NAME/train.bin`, `val.bin` and `meta.json`, nanoGPT's layout.
+"""`onecard prepare`: text to `data/NAME/train.bin`, `val.bin` and `meta.json`, nanoGPT's layout.
 
-Which documents are held out for validation is decided by a hash of each document's text. So equal
-documents never end up on both sides, and adding files later moves nothing from training into
-validation (the held-out share only shrinks as data grows, and smaller shares lie inside larger).
+Here it is decided what is to be done: a new dataset, going on with an interrupted one, more tokens for
+a finished one, or nothing because all is there. build.py does the work.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from onecard import __version__
-from onecard.data.bins import META_SCHEMA, Split, read_meta
+from onecard.data.bins import read_meta
+from onecard.data.build import BY_TAIL, Job, collect_characters, write_dataset
+from onecard.data.origin import LocalFiles, Origin
 from onecard.data.progress import Progress
-from onecard.data.sources import (
-    STDLIB,
-    Piece,
-    SourceFile,
-    Tally,
-    file_sha256,
-    find_sources,
-    read_documents,
+from onecard.data.reading import Place
+from onecard.data.request import Request, dataset_name, named_dataset
+from onecard.data.sources import STDLIB, Tally, find_sources
+from onecard.data.tokenizer import NAMES, Tokenizer, from_facts, make_tokenizer
+from onecard.data.writer import (
+    PARTIAL,
+    SPLITS,
+    TOKENIZER_NAME,
+    LockedFolder,
+    Mode,
+    cannot_write,
+    complete,
+    discard,
+    read_journal,
 )
-from onecard.data.tokenizer import NAMES, CharTokenizer, Tokenizer, make_tokenizer, well_formed
-from onecard.data.writer import SPLITS, DatasetWriter
 from onecard.errors import UserError
 
-BY_HASH = "by document hash"
-BY_TAIL = "tail of the only document"
-# What nanoGPT's Shakespeare holds out of its one text.
-_TAIL_FRACTION = 0.1
 # Enough validation text to tell 0.01 nats apart (about 250,000 GPT-2 tokens), half a percent of a
 # large corpus, and never more than a tenth.
 _VAL_TEXT_BYTES = 1_000_000
 _LEAST_FRACTION, _MOST_FRACTION = 0.005, 0.1
-_FEW_VAL_TOKENS = 10_000
-_HASH_SPAN = 2**64
+# For asking whether the disk has room, before the text is known: rather too much than too little.
+_TEXT_BYTES_PER_TOKEN = {"byte": 1.0, "char": 1.0}
+_TEXT_BYTES_PER_BPE_TOKEN = 3.0
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,16 @@ class PreparedFacts:
     meta: dict[str, Any]
     already: bool
     seconds: float
+    tokens_before: int = 0  # what was there when this command began
+    remarks: tuple[str, ...] = ()  # about this run on this machine, not about the data
 
     def to_json(self) -> dict[str, Any]:
         return {
             "folder": self.folder.as_posix(),
             "already_prepared": self.already,
             "seconds": round(self.seconds, 3),
+            "tokens_before": self.tokens_before,
+            "remarks": list(self.remarks),
             **self.meta,
         }
 
@@ -66,61 +71,287 @@ def prepare(
     *,
     name: str | None = None,
     out_root: Path = Path("data"),
-    tokenizer: str = "gpt2",
-    text_column: str = "text",
+    tokenizer: str | None = None,
+    train_tokenizer: int | None = None,
+    text_column: str | None = None,
     val_fraction: float | None = None,
+    tokens: int | None = None,
+    dump: str | None = None,
+    edu: bool = False,
+    keep: bool = False,
     force: bool = False,
     progress: bool = True,
 ) -> PreparedFacts:
-    """Tokenize local files (or `stdlib`) into `out_root/name`. Says so and stops if that is done already."""
+    """Tokenize local files, `stdlib` or a named dataset into `out_root/name`; goes on where it stopped."""
     began = time.monotonic()
-    folder = out_root / _dataset_name(inputs, name)
-    if tokenizer not in NAMES:
+    named = named_dataset(inputs, dump, edu)
+    if train_tokenizer is not None and tokenizer not in (None, "bpe"):
+        raise UserError("--train-tokenizer and --tokenizer exclude each other")
+    default = named.tokenizer if named else "byte" if inputs == [STDLIB] else "gpt2"
+    request = Request(
+        folder=out_root / dataset_name(inputs, name, named),
+        inputs=inputs,
+        named=named,
+        tokenizer="bpe" if train_tokenizer is not None else tokenizer or default,
+        train_tokenizer=train_tokenizer,
+        text_column=text_column or (named.text_column if named else "text"),
+        val_fraction=val_fraction,
+        tokens=tokens,
+        keep=keep,
+        force=force,
+        show=progress,
+    )
+    if request.tokenizer not in NAMES and train_tokenizer is None:
         raise UserError(f"there is no tokenizer {tokenizer!r}", hint=f"one of: {', '.join(NAMES)}")
     if val_fraction is not None and not 0 < val_fraction <= 0.5:
         raise UserError(f"val_fraction must be above 0 and at most 0.5, not {val_fraction}")
+    if tokens is not None and tokens < 1:
+        raise UserError(f"--tokens must be at least 1, not {tokens}")
 
-    found = Tally()
-    files = find_sources(inputs, found, folder)
-    job = _Job(
-        files=files,
-        found=found,
-        text_column=text_column,
-        # A tail is a matter of one text; a share of documents depends on how many there are.
-        val_fraction=val_fraction or _default_fraction(files),
-        tail_fraction=val_fraction or _TAIL_FRACTION,
-        progress=progress,
+    tally = Tally()
+    # Before anything is made: a mistyped name leaves no folder behind.
+    origin = _local_files(request, tally)
+    with LockedFolder(request.folder):
+        try:
+            done = _prepare_locked(request, origin, tally)
+        finally:
+            if origin is not None:
+                origin.close()
+            if read_journal(request.folder) is None:
+                discard(request.folder)
+    return dataclasses.replace(done, seconds=time.monotonic() - began)
+
+
+def _prepare_locked(request: Request, local: LocalFiles | None, tally: Tally) -> PreparedFacts:
+    state, mode, journal = _look(request)
+    origin: Origin | None = local
+    if local is None:
+        origin = _remote_files(request, state)
+    assert origin is not None
+    try:
+        if state:
+            origin, differences = _continuing(request, origin, state, journal)
+            if differences:
+                raise _something_else(request, differences, journal is not None)
+            if mode == "append" and journal is None and _nothing_to_add(request, origin, state):
+                return PreparedFacts(request.folder, state, True, 0.0, int(state["tokens"]))
+        recipe = _recipe(request, origin, state)
+        tokenizer = from_facts(state["tokenizer"]) if state else _new_tokenizer(request, origin)
+        before = int(state.get("tokens", 0))
+        itemsize = 2 if tokenizer.n_vocab <= 2**16 else 4
+        if request.show and hasattr(origin, "announcement"):
+            print(origin.announcement(itemsize, request.keep), file=sys.stderr, flush=True)
+        _check_disk(request, origin, tokenizer.name, itemsize, before)
+        job = Job(request.folder, origin, mode, recipe, tokenizer, request.tokens, request.show, state, tally)
+        if journal is not None:
+            job.lowest, job.highest = journal["digests"]
+            job.at_file_end = journal["at_file_end"]
+        meta = write_dataset(job)
+        origin.finished()
+        remark = getattr(tokenizer, "bulk_note", "")
+        return PreparedFacts(request.folder, meta, False, 0.0, before, (remark,) if remark else ())
+    finally:
+        if origin is not local:
+            origin.close()
+
+
+# ---------------------------------------------------------------- what is there already
+
+
+def _look(request: Request) -> tuple[dict[str, Any], Mode, dict[str, Any] | None]:
+    """The meta.json to go on from (empty: from nothing), how, and the journal of an interrupted prepare."""
+    folder = request.folder
+    journal = read_journal(folder)
+    if journal is not None and journal.get("finished"):
+        # Killed during its last steps: they are done again, and it is an ordinary dataset.
+        try:
+            complete(folder, journal)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+        journal = None
+    if journal is not None:
+        if not request.force or not _differences(request, journal["meta"]):
+            return journal["meta"], journal["mode"], journal
+        discard(folder)
+    discard(folder)
+    there = [p for p in (folder / n for n in ("meta.json", "train.bin", "val.bin", "meta.pkl")) if p.exists()]
+    if not there or request.force:
+        return {}, "new", None
+    meta = read_meta(folder)
+    if meta is None:
+        raise UserError(
+            f"{folder} already holds {there[0].name}",
+            "onecard did not write it (no meta.json)",
+            f"choose another --name, or --force to replace {folder}",
+        )
+    itemsize = 4 if meta.get("dtype") == "uint32" else 2
+    for split in SPLITS:
+        path = folder / f"{split}.bin"
+        counted = (meta.get("splits") or {}).get(split, {}).get("tokens", -1)
+        if not path.exists() or path.stat().st_size != counted * itemsize or "position" not in meta:
+            # Damaged since, or of an earlier version: ours, and worth doing again if it is the same text.
+            if differences := _differences(request, meta):
+                raise _something_else(request, differences, False)
+            return {}, "new", None
+    return meta, "append", None
+
+
+def _differences(request: Request, meta: dict[str, Any]) -> list[str]:
+    """In what an earlier prepare was asked for something else, as far as can be seen without its files."""
+    facts = meta.get("tokenizer") or {}
+    different = []
+    if meta.get("text_column") != request.text_column:
+        different.append("text_column")
+    if request.val_fraction is not None and request.val_fraction != meta.get("val_fraction"):
+        different.append("val_fraction")
+    if facts.get("name") != request.tokenizer or (
+        request.train_tokenizer is not None and facts.get("n_vocab") != request.train_tokenizer
+    ):
+        different.append("tokenizer")
+    dataset = meta.get("dataset") or {}
+    named = request.named
+    if (dataset.get("name"), dataset.get("folder")) != (
+        (named.name, named.folder) if named and named.repo else (None, None)
+    ):
+        different.append("dataset")
+    return different
+
+
+def _continuing(
+    request: Request, origin: Origin, state: dict[str, Any], journal: dict[str, Any] | None
+) -> tuple[Origin, list[str]]:
+    """The origin in the order of the earlier prepare, and what is different."""
+    differences = _differences(request, state)
+    if differences:
+        return origin, differences
+    listed = state["sources"]
+    if isinstance(origin, LocalFiles):
+        fingerprints = (journal or {}).get("fingerprints") or {}
+        ordered = origin.continuing(listed, fingerprints, request.show)
+        if ordered is None:
+            return origin, ["sources"]
+        origin.close()
+        if state["split"] == BY_TAIL and len(ordered) > len(listed) and journal is None:
+            ordered.close()
+            return origin, ["sources (one text was split by its tail: more cannot be added)"]
+        return ordered, []
+    same = all(
+        number < len(origin) and (entry["name"], entry["bytes"]) == (origin.name(number), origin.size(number))
+        for number, entry in enumerate(listed)
     )
-    recipe = {
-        "name": folder.name,
-        "sources": _hash_sources(job),
-        "text_column": text_column,
-        "val_fraction": job.val_fraction,
-    }
-    previous = _check_folder(folder, recipe, tokenizer, force)
-    if previous is not None:
-        return PreparedFacts(folder, previous, True, time.monotonic() - began)
+    return origin, [] if same else ["sources"]
 
-    chosen = _characters(job) if tokenizer == "char" else make_tokenizer(tokenizer)
-    dtype = "uint16" if chosen.n_vocab <= 2**16 else "uint32"
-    _check_disk(folder, files, chosen, dtype)
-    with DatasetWriter(folder, dtype, chosen.eot) as writer:
-        split_rule, tally = _write(job, chosen, writer)
-        splits = writer.finish()
-        _check_unchanged(files)
-        meta = _meta(recipe, chosen, dtype, split_rule, splits, tally)
-        writer.commit(meta)
-    return PreparedFacts(folder, meta, False, time.monotonic() - began)
+
+def _nothing_to_add(request: Request, origin: Origin, state: dict[str, Any]) -> bool:
+    if request.tokens is not None and int(state["splits"]["train"]["tokens"]) >= request.tokens:
+        return True
+    return int(state["position"]["source"]) >= len(origin)
+
+
+def _something_else(request: Request, differences: list[str], unfinished: bool) -> UserError:
+    folder = request.folder
+    return UserError(
+        f"{folder} holds an unfinished prepare of something else" if unfinished
+        else f"{folder} was prepared from something else",
+        f"different: {', '.join(differences)}",
+        f"choose another --name, or --force to replace {folder}",
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- before the work
+
+
+def _local_files(request: Request, tally: Tally) -> LocalFiles | None:
+    if request.named is None:
+        return LocalFiles(find_sources(request.inputs, tally, request.folder))
+    if request.named.is_text:
+        from onecard.data.hub import fetch_text
+
+        return LocalFiles(find_sources([str(fetch_text(request.named))], tally))
+    return None
+
+
+def _remote_files(request: Request, state: dict[str, Any]) -> Origin:
+    from onecard.data.hub import list_files
+    from onecard.data.remote import RemoteFiles, stored_commit
+
+    assert request.named is not None
+    listing = list_files(request.named, stored_commit(state))
+    return RemoteFiles(
+        request.named, listing, request.folder, request.keep, request.tokens, request.tokenizer
+    )
+
+
+def _recipe(request: Request, origin: Origin, state: dict[str, Any]) -> dict[str, Any]:
+    fraction = request.val_fraction or state.get("val_fraction")
+    recipe: dict[str, Any] = {
+        "name": request.folder.name,
+        **({"dataset": origin.dataset} if origin.dataset else {}),
+        "text_column": request.text_column,
+        "val_fraction": fraction or _default_fraction(request, origin),
+    }
+    if request.val_fraction is not None:
+        # A tail is a matter of one text; a share of documents depends on how many there are.
+        recipe["tail_fraction"] = request.val_fraction
+    return recipe
+
+
+def _default_fraction(request: Request, origin: Origin) -> float:
+    if request.named is not None and request.named.repo:
+        return _LEAST_FRACTION  # large, and the same however many tokens are asked for first
+    text = max(1, origin.text_bytes())
+    return round(min(_MOST_FRACTION, max(_LEAST_FRACTION, _VAL_TEXT_BYTES / text)), 4)
+
+
+def _new_tokenizer(request: Request, origin: Origin) -> Tokenizer:
+    if request.tokenizer == "char":
+        return collect_characters(origin, request.text_column, request.folder, request.show)
+    if request.train_tokenizer is None:
+        return make_tokenizer(request.tokenizer)
+    from onecard.data.train_bpe import MAX_TRAINING_BYTES, train_bpe
+
+    read_at_most = min(MAX_TRAINING_BYTES, origin.text_bytes())
+    with Progress("learning the tokenizer", read_at_most, request.show) as progress:
+        batches = origin.read(request.text_column, Place(), request.folder)
+        texts = (text for batch in batches for text in batch.texts)
+        trained = train_bpe(texts, request.train_tokenizer, lambda read: progress.update(read, 0, 0))
+    # Beside the data, in the form other programs read.
+    (request.folder / (TOKENIZER_NAME + PARTIAL)).write_text(trained.tokenizer_json(), encoding="utf-8")
+    return trained
+
+
+def _check_disk(request: Request, origin: Origin, tokenizer: str, itemsize: int, before: int) -> None:
+    bytes_per_token = _TEXT_BYTES_PER_TOKEN.get(tokenizer, _TEXT_BYTES_PER_BPE_TOKEN)
+    tokens = int(origin.text_bytes() / bytes_per_token)
+    if request.tokens is not None:
+        tokens = min(tokens, request.tokens)
+    needed = max(0, tokens - before) * itemsize
+    if origin.dataset is not None and not request.keep:
+        # The file being read and the one after it.
+        needed += sum(sorted((origin.size(n) for n in range(len(origin))), reverse=True)[:2])
+    free = shutil.disk_usage(request.folder).free
+    if needed > free:
+        raise UserError(
+            f"not enough room for {request.folder}",
+            f"it needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            "make room, ask for fewer --tokens, or put the data elsewhere with --out-root",
+        )
+
+
+# ---------------------------------------------------------------- after it
 
 
 def summary(facts: PreparedFacts) -> str:
     """What a person wants to know about a prepared dataset, in a few lines."""
     meta = facts.meta
     text_mb = meta["text_bytes"] / 1e6
+    if facts.already:
+        first = f"{facts.folder}: already prepared from the same files"
+    else:
+        added = f", {meta['tokens'] - facts.tokens_before:,} tokens added" if facts.tokens_before else ""
+        first = f"{facts.folder}: prepared in {facts.seconds:.1f} s{added}"
     lines = [
-        f"{facts.folder}: already prepared from the same files"
-        if facts.already
-        else f"{facts.folder}: prepared in {facts.seconds:.1f} s",
+        first,
         f"  {len(meta['sources']):,} files, {meta['documents']:,} documents, {text_mb:,.1f} MB of text, "
         f"tokenizer {meta['tokenizer']['name']} ({meta['tokenizer']['n_vocab']:,} ids)",
     ]
@@ -128,260 +359,5 @@ def summary(facts: PreparedFacts) -> str:
         part = meta["splits"][split]
         lines.append(f"  {split:5} {part['tokens']:>14,} tokens, {part['bytes_per_token']:.2f} bytes each")
     lines.append(f"  validation: {meta['split']}")
-    lines += [f"  note: {note}" for note in meta["notes"]]
+    lines += [f"  note: {note}" for note in [*meta["notes"], *facts.remarks]]
     return "\n".join(lines)
-
-
-# ---------------------------------------------------------------- the work
-
-
-@dataclass(frozen=True)
-class _Job:
-    files: list[SourceFile]
-    found: Tally
-    text_column: str
-    val_fraction: float
-    tail_fraction: float
-    progress: bool
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(file.size for file in self.files)
-
-    def pieces(self, tally: Tally) -> Iterator[tuple[int, Piece]]:
-        """Every piece of every file, each with the number of bytes behind it."""
-        before = 0
-        for file in self.files:
-            for piece in read_documents(file, self.text_column, tally):
-                yield before + piece.read, piece
-            before += file.size
-
-
-class _Rule(Protocol):
-    """Sends a piece to a split; one that lies across the border comes back in two."""
-
-    def assign(self, piece: Piece) -> list[tuple[Split, str, bool]]: ...
-
-
-class _ByHash:
-    """Documents whose hash lies below a threshold are held out."""
-
-    def __init__(self, threshold: int) -> None:
-        self._threshold = threshold
-        self.lowest, self.highest = _HASH_SPAN, -1
-
-    def assign(self, piece: Piece) -> list[tuple[Split, str, bool]]:
-        self.lowest = min(self.lowest, piece.digest)
-        self.highest = max(self.highest, piece.digest)
-        split: Split = "val" if piece.digest < self._threshold else "train"
-        return [(split, piece.text, piece.ends_document)]
-
-
-class _ByTail:
-    """There is only one document: its last part is held out. Copies of it are cut at the same place."""
-
-    def __init__(self, n_characters: int, fraction: float) -> None:
-        self._border = int(n_characters * (1 - fraction))
-        self._at = 0
-
-    def assign(self, piece: Piece) -> list[tuple[Split, str, bool]]:
-        cut = min(max(0, self._border - self._at), len(piece.text))
-        self._at = 0 if piece.ends_document else self._at + len(piece.text)
-        head, tail = piece.text[:cut], piece.text[cut:]
-        # The document goes on in the other split, so only the tail is followed by end-of-text.
-        parts: list[tuple[Split, str, bool]] = [("train", head, False)] if head else []
-        return [*parts, ("val", tail, piece.ends_document)] if tail else parts
-
-
-def _write(job: _Job, tokenizer: Tokenizer, writer: DatasetWriter) -> tuple[str, Tally]:
-    """Fill both splits; go over the text again where the first cut left one of them empty."""
-    if len(job.files) == 1 and job.files[0].kind == "text":
-        return BY_TAIL, _write_tail(job, tokenizer, writer)
-    rule = _ByHash(int(job.val_fraction * _HASH_SPAN))
-    tally, used = _write_once(job, tokenizer, writer, rule)
-    if not used:
-        raise _nothing(job, tally)
-    if rule.lowest == rule.highest:
-        writer.restart()
-        return BY_TAIL, _write_tail(job, tokenizer, writer)
-    if len(used) < len(SPLITS):
-        # Few documents: the lowest hash goes to validation, or all but the highest if all would.
-        threshold = rule.highest if "val" in used else rule.lowest + 1
-        writer.restart()
-        tally, _ = _write_once(job, tokenizer, writer, _ByHash(threshold))
-    return BY_HASH, tally
-
-
-def _write_tail(job: _Job, tokenizer: Tokenizer, writer: DatasetWriter) -> Tally:
-    n_characters = 0
-    for _, piece in job.pieces(Tally()):
-        n_characters += len(piece.text)
-        if piece.ends_document:
-            break
-    if n_characters < 2:
-        raise _nothing(job, Tally())
-    # At least one character on each side, whatever the fraction.
-    fraction = max(job.tail_fraction, 1 / n_characters)
-    tally, _ = _write_once(job, tokenizer, writer, _ByTail(n_characters, fraction))
-    return tally
-
-
-def _write_once(
-    job: _Job, tokenizer: Tokenizer, writer: DatasetWriter, rule: _Rule
-) -> tuple[Tally, set[Split]]:
-    tally = dataclasses.replace(job.found)
-    used: set[Split] = set()
-    documents = 0
-    with Progress("tokenizing", job.total_bytes, job.progress) as progress:
-        for read, piece in job.pieces(tally):
-            for split, text, ends_document in rule.assign(piece):
-                writer.append(split, tokenizer.encode_array(text), _utf8_length(text), ends_document)
-                used.add(split)
-            documents += piece.ends_document
-            progress.update(read, writer.tokens(), documents)
-    return tally, used
-
-
-def _characters(job: _Job) -> CharTokenizer:
-    """Every character there is, training and validation alike, as nanoGPT counts them."""
-    characters: set[str] = set()
-    with Progress("collecting characters", job.total_bytes, job.progress) as progress:
-        for read, piece in job.pieces(Tally()):
-            characters.update(piece.text)
-            progress.update(read, 0, 0)
-    return CharTokenizer.of_text(characters)
-
-
-def _utf8_length(text: str) -> int:
-    return len(text) if text.isascii() else len(well_formed(text).encode("utf-8"))
-
-
-def _meta(
-    recipe: dict[str, Any],
-    tokenizer: Tokenizer,
-    dtype: str,
-    split_rule: str,
-    splits: dict[str, dict[str, Any]],
-    tally: Tally,
-) -> dict[str, Any]:
-    tokens = sum(part["tokens"] for part in splits.values())
-    text_bytes = sum(part["text_bytes"] for part in splits.values())
-    documents = sum(part["documents"] for part in splits.values())
-    if split_rule == BY_TAIL:
-        # Its end is counted in validation; both splits hold a part of it.
-        splits["train"]["documents"] = documents
-    notes = tally.notes()
-    if splits["val"]["tokens"] < _FEW_VAL_TOKENS:
-        notes.append(
-            f"validation has only {splits['val']['tokens']:,} tokens: its loss will be rough; add more text"
-        )
-    return {
-        "schema": META_SCHEMA,
-        "onecard": __version__,
-        **recipe,
-        "tokenizer": tokenizer.facts(),
-        "dtype": dtype,
-        "eot": tokenizer.eot,
-        "split": split_rule,
-        "splits": splits,
-        "documents": documents,
-        "tokens": tokens,
-        "text_bytes": text_bytes,
-        "bytes_per_token": round(text_bytes / max(1, tokens), 6),
-        "notes": notes,
-    }
-
-
-# ---------------------------------------------------------------- before the work
-
-
-def _dataset_name(inputs: list[str], name: str | None) -> str:
-    if not inputs:
-        raise UserError(
-            "nothing to prepare", hint="onecard prepare FILES-OR-FOLDERS, or: onecard prepare stdlib"
-        )
-    if name is None:
-        if len(inputs) > 1:
-            raise UserError(
-                "several inputs need a name", hint=f"onecard prepare {' '.join(inputs)} --name NAME"
-            )
-        path = Path(inputs[0])
-        name = path.resolve().name if inputs[0] != STDLIB and path.is_dir() else path.stem
-    if not name or name.startswith(".") or any(sign in name for sign in '/\\:*?"<>|\0'):
-        raise UserError(f"{name!r} cannot be the name of a dataset", "it becomes a folder under data/")
-    return name
-
-
-def _text_estimate(file: SourceFile) -> int:
-    """Bytes of text in a file; parquet is usually compressed to less than half."""
-    return file.size * 5 // 2 if file.kind == "parquet" else file.size
-
-
-def _default_fraction(files: list[SourceFile]) -> float:
-    text = max(1, sum(_text_estimate(file) for file in files))
-    return round(min(_MOST_FRACTION, max(_LEAST_FRACTION, _VAL_TEXT_BYTES / text)), 4)
-
-
-def _hash_sources(job: _Job) -> list[dict[str, Any]]:
-    sources = []
-    read = 0
-    with Progress("reading", job.total_bytes, job.progress) as progress:
-        for file in job.files:
-            sources.append({"name": file.name, "bytes": file.size, "sha256": file_sha256(file.path)})
-            read += file.size
-            progress.update(read, 0, 0)
-    return sources
-
-
-def _check_folder(folder: Path, recipe: dict[str, Any], tokenizer: str, force: bool) -> dict[str, Any] | None:
-    """The meta.json that is there if it is of the very same making; an error if something else is."""
-    ours = [folder / name for name in ("meta.json", "train.bin", "val.bin", "meta.pkl")]
-    there = [path for path in ours if path.exists()]
-    if not there or force:
-        return None
-    other_name = f"choose another --name, or --force to replace {folder}"
-    meta = read_meta(folder)
-    if meta is None:
-        raise UserError(
-            f"{folder} already holds {there[0].name}", "onecard did not write it (no meta.json)", other_name
-        )
-    differences = [key for key, value in recipe.items() if meta.get(key) != value]
-    if (meta.get("tokenizer") or {}).get("name") != tokenizer:
-        differences.append("tokenizer")
-    if differences:
-        raise UserError(
-            f"{folder} was prepared from something else", f"different: {', '.join(differences)}", other_name
-        )
-    itemsize = 4 if meta.get("dtype") == "uint32" else 2
-    for split in SPLITS:
-        path = folder / f"{split}.bin"
-        counted = (meta.get("splits") or {}).get(split, {}).get("tokens", -1)
-        if not path.exists() or path.stat().st_size != counted * itemsize:
-            # Killed between two renames, or damaged since: ours, and worth doing again.
-            return None
-    return meta
-
-
-def _check_disk(folder: Path, files: list[SourceFile], tokenizer: Tokenizer, dtype: str) -> None:
-    text = sum(_text_estimate(file) for file in files)
-    tokens = text / 2 if tokenizer.name == "gpt2" else text
-    needed = int(tokens * (2 if dtype == "uint16" else 4))
-    where = next(path for path in (folder, *folder.resolve().parents) if path.exists())
-    free = shutil.disk_usage(where).free
-    if needed > free:
-        raise UserError(
-            f"not enough room for {folder}",
-            f"it needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
-            "make room, or put the data elsewhere with --out-root",
-        )
-
-
-def _check_unchanged(files: list[SourceFile]) -> None:
-    for file in files:
-        if not file.path.exists() or file.path.stat().st_size != file.size:
-            raise UserError(f"{file.path} changed while it was being read", hint="run the same command again")
-
-
-def _nothing(job: _Job, tally: Tally) -> UserError:
-    passed = "\n".join(tally.notes()) or "fewer than two characters of text"
-    return UserError(f"no text in {len(job.files):,} files: nothing was prepared", passed)

@@ -14,9 +14,19 @@ _BAR_EVERY_S = 0.1
 class Progress:
     """Counts bytes read, tokens and documents; silent when not `shown`."""
 
-    def __init__(self, title: str, total_bytes: int, shown: bool) -> None:
+    def __init__(
+        self,
+        title: str,
+        total_bytes: int,
+        shown: bool,
+        total_tokens: int | None = None,
+        began: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
+        """`began`: bytes, tokens and documents that were there before; speeds do not count them."""
         self._title = title
         self._total = max(1, total_bytes)
+        self._total_tokens = total_tokens
+        self._before = began
         self._bar: Any = None
         self._task: Any = None
         self._shown = shown
@@ -49,34 +59,44 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, read: int, tokens: int, documents: int) -> None:
+    def update(self, read: int, tokens: int, documents: int, status: str = "") -> None:
         now = time.monotonic()
         if not self._shown or now - self._told < (_LINE_EVERY_S if self._bar is None else _BAR_EVERY_S):
             return
         self._told = now
         seconds = max(1e-9, now - self._began)
-        rates = f"{read / seconds / 1e6:.1f} MB/s, {_short(tokens / seconds)} tokens/s"
-        counts = f"{rates}, {documents:,} documents"
+        speed = (read - self._before[0]) / seconds
+        counts = f"{speed / 1e6:.1f} MB/s"
+        if tokens or documents:
+            counts += f", {short((tokens - self._before[1]) / seconds)} tokens/s, {short(tokens)} tokens"
+            counts += f", {documents:,} documents"
+        counts = "; ".join(filter(None, [counts, status]))
+        share, begun = self._share(read, tokens), self._share(*self._before[:2])
         if self._bar is not None:
-            self._bar.update(self._task, completed=read, counts=counts)
+            self._bar.update(self._task, completed=int(share * self._total), counts=counts)
             return
-        left = (self._total - read) / max(1.0, read / seconds)
+        left = (1 - share) * seconds / max(1e-9, share - begun)
         print(
-            f"{self._title}: {read / 1e6:,.0f} of {self._total / 1e6:,.0f} MB, {counts}, "
-            f"{_duration(left)} left",
+            f"{self._title}: {read / 1e6:,.0f} of {self._total / 1e6:,.0f} MB ({share:.0%}), {counts}, "
+            f"{duration(left)} left",
             file=sys.stderr,
             flush=True,
         )
 
+    def _share(self, read: int, tokens: int) -> float:
+        """Whichever comes first ends the work: all bytes, or the tokens wanted."""
+        of_tokens = tokens / self._total_tokens if self._total_tokens else 0.0
+        return min(1.0, max(read / self._total, of_tokens))
 
-def _short(number: float) -> str:
+
+def short(number: float) -> str:
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.1f}{unit}"
     return f"{number:.0f}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, rest = divmod(round(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

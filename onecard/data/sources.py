@@ -1,45 +1,38 @@
-"""Documents out of files: text, jsonl and parquet, in folders or alone, and Python's own library.
-
-Memory stays bounded whatever the file: large texts come in pieces, parquet in batches of one column.
-One bad byte never stops a long job (it becomes a replacement mark and is counted); a file that is
-not what it says stops it at once, with the place.
-"""
+"""Which files to read: text, jsonl and parquet, plain or compressed, in folders or alone, and stdlib."""
 
 from __future__ import annotations
 
-import codecs
+import contextlib
 import difflib
+import gzip
 import hashlib
-import json
 import os
 import sys
 import sysconfig
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal
+from typing import BinaryIO, Literal, cast
 
-from onecard.data.tokenizer import well_formed
 from onecard.errors import UserError, missing_package
 
 STDLIB = "stdlib"
-# Larger texts come in pieces of about this many bytes.
-PIECE_BYTES = 8 * 2**20
-# A text without any white space is cut somewhere once it is this many times a piece.
-_PIECES_UNCUT = 4
-_PARQUET_ROWS = 256
-
 Kind = Literal["text", "jsonl", "parquet"]
 _KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-_COMPRESSED = {".gz": "gunzip -k", ".zst": "unzstd", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zip": "unzip"}
+Compression = Literal["", "gz", "zst"]
+_COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+# Not read: what to do about them instead.
+_ARCHIVES = {".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zip": "unzip", ".7z": "7z x", ".tar": "tar xf"}
+_ARCHIVES |= {".tgz": "tar xzf", ".rar": "unrar x"}
 # Not the library's code: what others installed, tests (missing on many machines), help texts in quotes.
 _STDLIB_LEAVES_OUT = {
     "site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data",
 }  # fmt: skip
 _STDLIB_LEAST_BYTES = 2**20
 # What prepare writes is never its own input, should the text lie in the same folder.
-OUTPUT_NAMES = {"train.bin", "val.bin", "meta.json", "meta.pkl", "train.bin.partial", "val.bin.partial"}
+OUTPUT_NAMES = {"train.bin", "val.bin", "meta.json", "meta.pkl", "prepare.json", "tokenizer.json"}
+_UNFINISHED = (".partial", ".part")
 
 
 @dataclass(frozen=True)
@@ -50,19 +43,7 @@ class SourceFile:
     size: int
     name: str
     kind: Kind
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A document, or a part of a large one; the parts follow each other and the last one says so.
-
-    `digest` is the hash of the whole document; `read` how many bytes of the file are behind us.
-    """
-
-    text: str
-    digest: int
-    ends_document: bool
-    read: int
+    compression: Compression = ""
 
 
 @dataclass
@@ -82,11 +63,6 @@ class Tally:
             (self.bad_bytes, "places were not UTF-8 and became \N{REPLACEMENT CHARACTER}"),
         ]
         return [f"{count:,} {what}" for count, what in found if count]
-
-
-def document_digest(text: str) -> int:
-    """64 bits that depend on nothing but the text: equal documents fall on the same side of a split."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "big")
 
 
 # ---------------------------------------------------------------- which files
@@ -114,12 +90,14 @@ def find_sources(inputs: list[str], tally: Tally, output_dir: Path | None = None
 
 
 def _named_file(path: Path) -> SourceFile:
-    if path.suffix.lower() in _COMPRESSED:
+    if ending := _archive(path):
         raise UserError(
-            f"{path} is compressed", "only plain files are read", f"{_COMPRESSED[path.suffix.lower()]} {path}"
+            f"{path} is an archive",
+            "plain files are read, and those compressed with gzip or zstd",
+            f"{_ARCHIVES[ending]} {path}",
         )
-    file = SourceFile(path, _size(path), path.name, _kind(path))
-    if file.kind == "text" and _is_binary(path):
+    file = _source(path, path.name)
+    if file.kind == "text" and file.size and _is_binary(file):
         raise UserError(
             f"{path} is not UTF-8 text",
             "it holds zero bytes, as UTF-16 and binary files do",
@@ -128,26 +106,42 @@ def _named_file(path: Path) -> SourceFile:
     return file
 
 
+def _archive(path: Path) -> str:
+    """The ending by which a file is an archive (also inside a compression, as .tar.gz), or nothing."""
+    return next((ending for ending in map(str.lower, path.suffixes[-2:]) if ending in _ARCHIVES), "")
+
+
+def _source(path: Path, name: str) -> SourceFile:
+    compression = _COMPRESSIONS.get(path.suffix.lower(), "")
+    inner = path.with_suffix("") if compression else path
+    return SourceFile(path, _size(path), name, _KINDS.get(inner.suffix.lower(), "text"), compression)
+
+
 def _folder_files(folder: Path, tally: Tally, output_dir: Path | None) -> list[SourceFile]:
     binary_before = tally.binary_files
     files = []
     for path in _walk(folder, leave_out=set()):
-        if output_dir is not None and path.name in OUTPUT_NAMES and path.parent.resolve() == output_dir:
+        if output_dir is not None and path.parent.resolve() == output_dir and _is_output(path.name):
             continue
-        kind = _kind(path)
-        if path.suffix.lower() in _COMPRESSED or (kind == "text" and _is_binary(path)):
+        file = _source(path, (Path(folder.resolve().name) / path.relative_to(folder)).as_posix())
+        if _archive(path) or (file.kind == "text" and file.size and _is_binary(file)):
             tally.binary_files += 1
             continue
-        name = (Path(folder.resolve().name) / path.relative_to(folder)).as_posix()
-        files.append(SourceFile(path, _size(path), name, kind))
+        files.append(file)
     if not files:
         skipped = tally.binary_files - binary_before
         raise UserError(
             f"no text in the folder {folder}",
-            f"{skipped:,} files there are compressed or not text" if skipped else "it is empty",
-            "give .txt, .jsonl or .parquet files, or folders of them",
+            f"{skipped:,} files there are archives or not text" if skipped else "it is empty",
+            "give .txt, .jsonl or .parquet files (also .gz or .zst), or folders of them",
         )
     return files
+
+
+def _is_output(name: str) -> bool:
+    for ending in _UNFINISHED:
+        name = name.removesuffix(ending)
+    return name in OUTPUT_NAMES
 
 
 def _stdlib_files() -> list[SourceFile]:
@@ -170,10 +164,16 @@ def _stdlib_files() -> list[SourceFile]:
 
 
 def _walk(folder: Path, leave_out: set[str]) -> Iterator[Path]:
-    def unreadable(error: OSError) -> None:
-        raise _unreadable(Path(error.filename or folder), error)
+    def unreadable_folder(error: OSError) -> None:
+        raise unreadable(Path(error.filename or folder), error)
 
-    for here, folders, names in os.walk(folder, onerror=unreadable):
+    # Links are followed, as everywhere else; one that leads back into its own folder is not.
+    seen: set[str] = set()
+    for here, folders, names in os.walk(folder, onerror=unreadable_folder, followlinks=True):
+        if (real := os.path.realpath(here)) in seen:
+            folders[:] = []
+            continue
+        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in leave_out)
         for name in sorted(names):
             path = Path(here) / name
@@ -181,20 +181,16 @@ def _walk(folder: Path, leave_out: set[str]) -> Iterator[Path]:
                 yield path
 
 
-def _kind(path: Path) -> Kind:
-    return _KINDS.get(path.suffix.lower(), "text")
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
-def _is_binary(path: Path) -> bool:
-    with _open(path) as file:
-        return b"\0" in file.read(8192)
+def _is_binary(file: SourceFile) -> bool:
+    with open_stream(file) as stream:
+        return b"\0" in stream.read(8192)
 
 
 def _missing(path: Path) -> UserError:
@@ -207,183 +203,45 @@ def _missing(path: Path) -> UserError:
     )
 
 
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot read {path}", str(error.strerror or error))
+def unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"cannot read {path}", str(getattr(error, "strerror", None) or error))
 
 
-def _open(path: Path) -> BufferedReader:
+@contextlib.contextmanager
+def open_stream(file: SourceFile) -> Iterator[BinaryIO]:
+    """The bytes of a file, decompressed on the way; what goes wrong while reading names the file."""
     try:
-        return path.open("rb")
-    except OSError as error:
-        raise _unreadable(path, error) from error
+        if file.compression == "zst":
+            with _zstd_stream(file.path) as stream:
+                yield stream
+        elif file.compression == "gz":
+            with gzip.open(file.path, "rb") as stream:
+                yield cast(BinaryIO, stream)
+        else:
+            with file.path.open("rb") as stream:
+                yield stream
+    except (OSError, EOFError, zlib.error) as error:
+        if file.compression and not isinstance(error, PermissionError | FileNotFoundError):
+            raise UserError(
+                f"{file.path} is damaged: it could not be decompressed",
+                str(error).partition("\n")[0] or type(error).__name__,
+                "it may be cut short: fetch it again, and compare its size with the original",
+            ) from error
+        raise unreadable(file.path, error) from error
+
+
+def _zstd_stream(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise missing_package("pyarrow", "train", "reading .zst files") from error
+    stream: contextlib.AbstractContextManager[BinaryIO] = pa.input_stream(str(path), compression="zstd")
+    return stream
 
 
 def file_sha256(path: Path) -> str:
-    with _open(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# ---------------------------------------------------------------- what is in them
-
-
-def read_documents(file: SourceFile, text_column: str, tally: Tally) -> Iterator[Piece]:
-    """The documents of one file, in order."""
     try:
-        if file.kind == "jsonl":
-            yield from _jsonl(file, text_column, tally)
-        elif file.kind == "parquet":
-            yield from _parquet(file, text_column, tally)
-        elif file.size <= PIECE_BYTES:
-            yield from _whole_text(file, tally)
-        else:
-            yield from _large_text(file, tally)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise _unreadable(file.path, error) from error
-
-
-def _decode(raw: bytes, tally: Tally) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        text = raw.decode("utf-8", "replace")
-        tally.bad_bytes += text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
-        return text
-
-
-def _whole(text: str, read: int) -> Piece:
-    return Piece(text, document_digest(text), True, read)
-
-
-def _whole_text(file: SourceFile, tally: Tally) -> Iterator[Piece]:
-    with _open(file.path) as handle:
-        text = _decode(handle.read(), tally).removeprefix("\ufeff")
-    if text:
-        yield _whole(text, file.size)
-    else:
-        tally.empty_documents += 1
-
-
-def _large_text(file: SourceFile, tally: Tally) -> Iterator[Piece]:
-    """Pieces are cut where a word ends and white space begins: there GPT-2 cuts too, so ids do not change."""
-    hasher = hashlib.blake2b(digest_size=8)
-    for text, _ in _chunks(file, Tally()):
-        hasher.update(text.encode("utf-8"))
-    digest = int.from_bytes(hasher.digest(), "big")
-
-    held = ""
-    for text, read in _chunks(file, tally):
-        held += text
-        cut = _last_word_end(held)
-        if not cut and len(held) > _PIECES_UNCUT * PIECE_BYTES:
-            cut = len(held) - 1
-        if cut:
-            yield Piece(held[:cut], digest, False, read)
-            held = held[cut:]
-    yield Piece(held, digest, True, file.size)
-
-
-def _chunks(file: SourceFile, tally: Tally) -> Iterator[tuple[str, int]]:
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    marks, marks_in_file, before, read = 0, 0, b"", 0
-    with _open(file.path) as handle:
-        while raw := handle.read(PIECE_BYTES):
-            text = decoder.decode(raw)
-            marks += text.count("\ufffd")
-            marks_in_file += (before + raw).count(b"\xef\xbf\xbd")
-            before = raw[-2:]
-            yield (text if read else text.removeprefix("\ufeff")), read + len(raw)
-            read += len(raw)
-    if rest := decoder.decode(b"", final=True):
-        marks += len(rest)
-        yield rest, read
-    tally.bad_bytes += marks - marks_in_file
-
-
-def _last_word_end(text: str) -> int:
-    """The last place where a white character follows one that is not; 0 if there is none near the end."""
-    for at in range(len(text) - 1, max(0, len(text) - 2**20), -1):
-        if text[at].isspace() and not text[at - 1].isspace():
-            return at
-    return 0
-
-
-def _jsonl(file: SourceFile, column: str, tally: Tally) -> Iterator[Piece]:
-    read = 0
-    with _open(file.path) as handle:
-        for number, raw in enumerate(handle, start=1):
-            read += len(raw)
-            line = _decode(raw, tally).strip()
-            if number == 1:
-                line = line.removeprefix("\ufeff")
-            if not line:
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                syntax = error if isinstance(error, json.JSONDecodeError) else None
-                at = f", column {syntax.colno}" if syntax else ""
-                raise UserError(
-                    f"{file.path}, line {number:,}{at}: not JSON",
-                    f"{syntax.msg if syntax else error}: {line[:60]!r}",
-                    "each line must be one object, such as {" + f'"{column}": "…"' + "}",
-                ) from error
-            text = _field(row, column, f"{file.path}, line {number:,}")
-            if text:
-                yield _whole(well_formed(text), read)
-            else:
-                tally.empty_documents += 1
-
-
-def _field(row: Any, column: str, place: str) -> str:
-    if not isinstance(row, dict):
-        raise UserError(f"{place}: not an object but {type(row).__name__}")
-    if column not in row:
-        raise missing_column(place, column, [str(key) for key in row])
-    text = row[column]
-    if text is not None and not isinstance(text, str):
-        raise UserError(f"{place}: column '{column}' is not text but {type(text).__name__}")
-    return text or ""
-
-
-def missing_column(place: str, column: str, there: list[str]) -> UserError:
-    near = difflib.get_close_matches(column, there, n=1) or there[:1]
-    return UserError(
-        f"{place}: no column '{column}'",
-        f"there are: {', '.join(there) or 'none'}",
-        f"--text-column {near[0]}" if near else "",
-    )
-
-
-def _parquet(file: SourceFile, column: str, tally: Tally) -> Iterator[Piece]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise missing_package("pyarrow", "train", "reading parquet") from error
-    done = 0
-    try:
-        # Without a memory map or read-ahead of whole files: a batch of one column at a time.
-        with pq.ParquetFile(file.path, pre_buffer=False) as table:
-            schema = table.schema_arrow
-            if column not in schema.names:
-                raise missing_column(str(file.path), column, schema.names)
-            kind = schema.field(column).type
-            if pa.types.is_dictionary(kind):
-                kind = kind.value_type
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-                raise UserError(f"{file.path}: column '{column}' is not text but {kind}")
-            rows = max(1, table.metadata.num_rows)
-            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=[column]):
-                for text in batch.column(0).to_pylist():
-                    done += 1
-                    if text:
-                        yield _whole(well_formed(text), file.size * done // rows)
-                    else:
-                        tally.empty_documents += 1
-    # pyarrow reports damage as ArrowInvalid (a ValueError), OSError or a UnicodeDecodeError.
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise UserError(
-            f"{file.path}, row {done:,}: not a readable parquet file",
-            str(error).partition("\n")[0] or type(error).__name__,
-            "it may be cut short: fetch it again, and compare its size with the original",
-        ) from error
+        raise unreadable(path, error) from error

@@ -1,4 +1,4 @@
-"""Text to token ids and back: GPT-2's BPE, bytes, or the characters of the text itself.
+"""Text to token ids and back: GPT-2's BPE, one learnt from the text, bytes, or the text's characters.
 
 A tokenizer describes itself in `facts()`, which is what meta.json and checkpoints keep; from these
 facts alone `from_facts` builds the same one again.
@@ -38,6 +38,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """Ids of `text`; strings that look like special tokens are plain text."""
+
+    def encode_batch(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Ids of all texts in one row, and where each begins: text n's are ids[offsets[n]:offsets[n + 1]]."""
+        return in_one_row([self.encode_array(text) for text in texts])
 
     @abstractmethod
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
@@ -81,6 +85,13 @@ class StreamDecoder:
     def finish(self) -> str:
         """What was still held back: a replacement mark if the last character never became whole."""
         return self._decoder.decode(b"", final=True)
+
+
+def in_one_row(parts: list[NDArray[np.uint32]]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """The parts end to end, and where each begins, with the end of the last."""
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part_N) for part_N in parts], out=offsets[1:])
+    return (np.concatenate(parts) if parts else np.empty(0, np.uint32)), offsets
 
 
 def well_formed(text: str) -> str:
@@ -185,6 +196,10 @@ def from_facts(facts: dict[str, Any]) -> Tokenizer:
         if not isinstance(characters, str) or len(set(characters)) != len(characters):
             raise UserError("the saved character vocabulary is damaged")
         tokenizer: Tokenizer = CharTokenizer(characters)
+    elif name == "bpe":
+        from onecard.data.train_bpe import TrainedBpe
+
+        tokenizer = TrainedBpe.of_facts(facts)
     else:
         tokenizer = make_tokenizer(str(name))
     if facts.get("hash") != tokenizer.hash:

@@ -1,7 +1,9 @@
-"""Writing a dataset so that it is there whole or not at all.
+"""Writing a dataset so that nothing is lost: killed at any moment, it continues where it was.
 
-Tokens go to `*.partial` files beside the final ones and are renamed when everything is on disk.
-A run that ends early, for whatever reason, leaves what was there before.
+A new dataset grows in `*.partial` files and is renamed when it is complete; more data for an existing
+one is appended to its bins, whose readers count only what meta.json counts. Every few seconds the
+tokens are flushed to disk and then `prepare.json`, the journal, says how far they go: it holds the
+meta.json of what is written so far. What lies behind that point after a kill is cut off.
 """
 
 from __future__ import annotations
@@ -10,61 +12,76 @@ import errno
 import hashlib
 import json
 import os
+import shutil
+import time
+from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.bins import Split
+from onecard.data.bins import JOURNAL_NAME, META_SCHEMA, Split
 from onecard.errors import UserError
-from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk
+from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk, write_json
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 LOCK_NAME = ".prepare.lock"
-_BUFFER_TOKENS = 2**20
+TOKENIZER_NAME = "tokenizer.json"
+PARTIAL = ".partial"
+# Between two commits: what a kill can cost, and room kept for what is written until the next one.
+COMMIT_SECONDS = 5.0
+_ROOM_BYTES = 32 * 2**20
+_HASH_BLOCK = 16 * 2**20
+
+Mode = Literal["new", "append"]
+
+
+class DamagedError(Exception):
+    """What is on disk is not what the journal says."""
 
 
 class _SplitWriter:
     """One growing token file with its counts and hash."""
 
-    def __init__(self, final: Path, dtype: np.dtype[Any]) -> None:
-        self.final = final
-        self.partial = final.with_name(final.name + ".partial")
+    def __init__(self, path: Path, dtype: np.dtype[Any], so_far: dict[str, Any]) -> None:
+        self.path = path
         self._dtype = dtype
-        self._file: BinaryIO = self.partial.open("wb")
-        self.restart()
-
-    def restart(self) -> None:
-        self._file.seek(0)
-        self._file.truncate()
+        self.tokens = int(so_far.get("tokens", 0))
+        self.text_bytes = int(so_far.get("text_bytes", 0))
+        self.documents = int(so_far.get("documents", 0))
         self._hash = hashlib.sha256()
-        self._waiting: list[NDArray[np.uint32]] = []
-        self._n_waiting = 0
-        self.documents = self.tokens = self.text_bytes = 0
+        self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+        n_bytes = self.tokens * dtype.itemsize
+        self._hash_first(n_bytes)
+        if self.tokens and self._hash.hexdigest() != so_far.get("sha256"):
+            self._file.close()
+            raise DamagedError(path.name)
+        self._file.truncate(n_bytes)
+        self._file.seek(n_bytes)
 
-    def append(self, ids_N: NDArray[np.uint32]) -> None:
-        self._waiting.append(ids_N)
-        self._n_waiting += len(ids_N)
-        self.tokens += len(ids_N)
-        if self._n_waiting >= _BUFFER_TOKENS:
-            self._write()
+    def _hash_first(self, n_bytes: int) -> None:
+        """hashlib cannot save its state: what is there is hashed again, which also proves it whole."""
+        while n_bytes and (block := self._file.read(min(n_bytes, _HASH_BLOCK))):
+            self._hash.update(block)
+            n_bytes -= len(block)
 
-    def _write(self) -> None:
-        if self._waiting:
-            data = np.concatenate(self._waiting).astype(self._dtype).tobytes()
-            self._waiting, self._n_waiting = [], 0
-            self._hash.update(data)
-            self._file.write(data)
+    def append(self, pieces: list[NDArray[Any]]) -> None:
+        data = np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
+        data = np.ascontiguousarray(data.astype(self._dtype, copy=False))
+        view = memoryview(data.view(np.uint8))  # type: ignore[arg-type]
+        self._hash.update(view)
+        self._file.write(view)
+        self.tokens += len(data)
 
-    def finish(self) -> dict[str, Any]:
-        """Everything on disk, not only in the system's cache: a rename must never come before its data."""
-        self._write()
+    def sync(self) -> None:
+        """On disk, not only in the system's cache: the journal must never come before its data."""
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def facts(self) -> dict[str, Any]:
         return {
-            "file": self.final.name,
+            "file": self.path.name.removesuffix(PARTIAL),
             "documents": self.documents,
             "tokens": self.tokens,
             "text_bytes": self.text_bytes,
@@ -77,96 +94,183 @@ class _SplitWriter:
 
 
 class DatasetWriter:
-    """Both splits and meta.json of one dataset; use as a context manager, and `commit` at the end."""
+    """Both splits, the journal and meta.json. The folder must be locked (see `locked_folder`)."""
 
-    def __init__(self, folder: Path, dtype: str, eot: int | None) -> None:
-        self.folder = folder
-        self._eot_1 = None if eot is None else np.array([eot], np.uint32)
-        self._made_folder = not folder.exists()
+    def __init__(self, folder: Path, mode: Mode, dtype: str, eot: int | None, so_far: dict[str, Any]) -> None:
+        """`so_far`: the meta.json of what is continued; its `splits` say how much of the bins counts."""
+        self.folder, self.mode = folder, mode
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._eot_1 = None if eot is None else np.array([eot], self._dtype)
+        self._committed_at = time.monotonic()
+        splits = so_far.get("splits") or {}
+        ending = PARTIAL if mode == "new" else ""
         self._splits: dict[Split, _SplitWriter] = {}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock_file = _lock(folder / LOCK_NAME)
             for split in SPLITS:
-                self._splits[split] = _SplitWriter(folder / f"{split}.bin", np.dtype(dtype).newbyteorder("<"))
+                path = folder / f"{split}.bin{ending}"
+                self._splits[split] = _SplitWriter(path, self._dtype, splits.get(split) or {})
         except OSError as error:
-            raise _cannot_write(folder, error) from error
+            raise cannot_write(folder, error) from error
 
-    def restart(self) -> None:
-        """Forget what was written so far."""
-        for writer in self._splits.values():
-            writer.restart()
-
-    def append(self, split: Split, ids_N: NDArray[np.uint32], text_bytes: int, ends_document: bool) -> None:
-        """Tokens of a document or a part of one; end-of-text follows the last part."""
-        writer = self._splits[split]
-        try:
-            writer.append(ids_N)
-            if ends_document and self._eot_1 is not None:
-                writer.append(self._eot_1)
-        except OSError as error:
-            raise _cannot_write(self.folder, error) from error
-        writer.text_bytes += text_bytes
-        writer.documents += ends_document
-
-    def tokens(self) -> int:
-        return sum(writer.tokens for writer in self._splits.values())
-
-    def finish(self) -> dict[str, dict[str, Any]]:
-        """Close the books: counts and hash per split, all of it on disk under its partial name."""
-        try:
-            return {split: writer.finish() for split, writer in self._splits.items()}
-        except OSError as error:
-            raise _cannot_write(self.folder, error) from error
-
-    def commit(self, meta: dict[str, Any]) -> None:
-        """Rename into place. meta.json comes last: it counts the tokens, so a reader notices a mix."""
-        try:
-            meta_partial = self.folder / "meta.json.partial"
-            with meta_partial.open("w", encoding="utf-8") as file:
-                json.dump(meta, file, indent=1, ensure_ascii=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            for writer in self._splits.values():
-                writer.close()
-                writer.partial.replace(writer.final)
-            meta_partial.replace(self.folder / "meta.json")
-            flush_to_disk(self.folder)
-        except OSError as error:
-            raise _cannot_write(self.folder, error) from error
-
-    def __enter__(self) -> DatasetWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def append(
+        self, split: Split, texts: Iterable[tuple[NDArray[Any], bool]], text_bytes: int, documents: int
     ) -> None:
+        """Tokens of documents or parts of them; end-of-text follows each that ends its document."""
+        pieces: list[NDArray[Any]] = []
+        for ids_N, ends in texts:
+            pieces.append(ids_N)
+            if ends and self._eot_1 is not None:
+                pieces.append(self._eot_1)
+        writer = self._splits[split]
+        if pieces:
+            try:
+                writer.append(pieces)
+            except OSError as error:
+                raise cannot_write(self.folder, error) from error
+        writer.text_bytes += text_bytes
+        writer.documents += documents
+
+    def tokens(self, split: Split) -> int:
+        return self._splits[split].tokens
+
+    def documents(self) -> int:
+        return sum(writer.documents for writer in self._splits.values())
+
+    @property
+    def has_eot(self) -> bool:
+        return self._eot_1 is not None
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        return {split: writer.facts() for split, writer in self._splits.items()}
+
+    @property
+    def commit_is_due(self) -> bool:
+        return time.monotonic() - self._committed_at >= COMMIT_SECONDS
+
+    def commit(self, meta: dict[str, Any], extra: dict[str, Any]) -> None:
+        """From here on a kill loses nothing of what is written. `meta` describes exactly that."""
+        try:
+            for writer in self._splits.values():
+                writer.sync()
+            write_journal(self.folder, {"mode": self.mode, "finished": False, "meta": meta, **extra})
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise cannot_write(self.folder, error) from error
+        self._committed_at = time.monotonic()
+        if free < _ROOM_BYTES:
+            raise cannot_write(self.folder, OSError(errno.ENOSPC, f"{free / 1e6:.0f} MB are free"))
+
+    def finish(self, meta: dict[str, Any]) -> None:
+        """Everything on disk and under its final name; from the journal on, a kill only repeats this."""
+        try:
+            for writer in self._splits.values():
+                writer.sync()
+                writer.close()
+            write_journal(self.folder, {"mode": self.mode, "finished": True, "meta": meta})
+            complete(self.folder, {"mode": self.mode, "meta": meta})
+        except OSError as error:
+            raise cannot_write(self.folder, error) from error
+
+    def close(self) -> None:
         for writer in self._splits.values():
             writer.close()
-            writer.partial.unlink(missing_ok=True)
-        (self.folder / "meta.json.partial").unlink(missing_ok=True)
-        self._lock_file.close()
-        if self._made_folder and [entry.name for entry in self.folder.iterdir()] == [LOCK_NAME]:
+
+
+# ---------------------------------------------------------------- the journal
+
+
+def write_journal(folder: Path, journal: dict[str, Any]) -> None:
+    write_json(folder / JOURNAL_NAME, {"schema": META_SCHEMA, **journal})
+    flush_to_disk(folder)
+
+
+def read_journal(folder: Path) -> dict[str, Any] | None:
+    """How far an interrupted prepare came; None where there is none, or none that can be used."""
+    try:
+        journal = json.loads((folder / JOURNAL_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(journal, dict) or journal.get("schema") != META_SCHEMA:
+        return None
+    return (
+        journal
+        if isinstance(journal.get("meta"), dict) and journal.get("mode") in ("new", "append")
+        else None
+    )
+
+
+def complete(folder: Path, journal: dict[str, Any]) -> None:
+    """The last steps, each of which may already be done: renames, meta.json, and no journal any more."""
+    if journal["mode"] == "new":
+        for name in (*(f"{split}.bin" for split in SPLITS), TOKENIZER_NAME):
+            partial = folder / (name + PARTIAL)
+            if partial.exists():
+                partial.replace(folder / name)
+        if "merges" not in (journal["meta"].get("tokenizer") or {}):
+            (folder / TOKENIZER_NAME).unlink(missing_ok=True)
+        flush_to_disk(folder)
+    # After the bins: it counts their tokens, so a reader notices a mix.
+    write_json(folder / "meta.json", journal["meta"])
+    flush_to_disk(folder)
+    (folder / JOURNAL_NAME).unlink(missing_ok=True)
+    flush_to_disk(folder)
+
+
+def discard(folder: Path) -> None:
+    """Forget an interrupted prepare; a finished dataset beside it stays."""
+    journal = read_journal(folder)
+    for name in (*(f"{split}.bin" for split in SPLITS), TOKENIZER_NAME):
+        (folder / (name + PARTIAL)).unlink(missing_ok=True)
+    meta_path = folder / "meta.json"
+    if journal is not None and journal["mode"] == "append" and meta_path.exists():
+        # What had been appended goes; the bins are what meta.json says again.
+        try:
+            meta = json.loads(meta_path.read_text(encoding="utf-8"))
+            itemsize = np.dtype(str(meta["dtype"])).itemsize
+            for split in SPLITS:
+                path = folder / f"{split}.bin"
+                n_bytes = int(meta["splits"][split]["tokens"]) * itemsize
+                if path.exists() and path.stat().st_size > n_bytes:
+                    os.truncate(path, n_bytes)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # not ours to judge here: whoever opens the dataset will say
+    (folder / JOURNAL_NAME).unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- the folder
+
+
+class LockedFolder:
+    """A dataset's folder, held by one prepare at a time; one made for nothing is removed again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._made = not folder.exists()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = exclusive_lock(folder / LOCK_NAME)
+        except AlreadyLockedError:
+            raise UserError(
+                f"another onecard prepare is writing {folder}", hint="wait for it, or choose another --name"
+            ) from None
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+
+    def __enter__(self) -> LockedFolder:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._lock.close()
+        if self._made and [entry.name for entry in self.folder.iterdir()] == [LOCK_NAME]:
             (self.folder / LOCK_NAME).unlink()
             self.folder.rmdir()
 
 
-def _lock(path: Path) -> BinaryIO:
-    """Two writers into one file would mix their tokens."""
-    try:
-        return exclusive_lock(path)
-    except AlreadyLockedError:
-        raise UserError(
-            f"another onecard prepare is writing {path.parent}", hint="wait for it, or choose another --name"
-        ) from None
-
-
-def _cannot_write(folder: Path, error: OSError) -> UserError:
-    if error.errno == errno.ENOSPC:
+def cannot_write(folder: Path, error: OSError) -> UserError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
             f"the disk is full: {folder} could not be finished",
-            "what was written of it is removed again; an earlier version of it is untouched",
-            "make room, or put the data elsewhere with --out-root",
+            "what was written of it is kept (see prepare.json there); an earlier version of it is untouched",
+            "make room and run the same command again: it continues",
         )
     return UserError(f"cannot write {folder}", str(error.strerror or error))

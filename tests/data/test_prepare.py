@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import shutil
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onecard.data import gpt2_bpe, prepare, sources, writer
+from onecard.data import build, gpt2_bpe, prepare, reading, writer
 from onecard.data.bins import open_split
 from onecard.data.prepare import PreparedFacts, summary
 from onecard.data.tokenizer import ByteTokenizer, load_tokenizer
@@ -71,7 +70,7 @@ def test_meta_json_says_everything(tmp_path: Path) -> None:
     assert meta["schema"] == 1
     assert meta["dtype"] == "uint16"
     assert meta["eot"] == 256
-    assert meta["split"] == prepare.BY_HASH
+    assert meta["split"] == build.BY_HASH
     assert meta["tokenizer"] == ByteTokenizer().facts()
     assert meta["sources"][3] == {
         "name": "corpus/0003.txt",
@@ -152,7 +151,7 @@ def test_two_documents_give_both_splits_one(tmp_path: Path) -> None:
             train, val = (documents_in(folder / f"{split}.bin") for split in ("train", "val"))
             assert sorted(train + val) == texts
             if fraction == 0.001:
-                assert val == [min(texts, key=sources.document_digest)]
+                assert val == [min(texts, key=lambda text: reading.document_digest(text.encode()))]
 
 
 def test_the_only_text_is_split_as_nanogpt_splits_shakespeare(tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_the_only_text_is_split_as_nanogpt_splits_shakespeare(tmp_path: Path) ->
     border = int(len(text) * 0.9)
     assert np.fromfile(facts.folder / "train.bin", "<u2").tolist() == expected[:border]
     assert np.fromfile(facts.folder / "val.bin", "<u2").tolist() == expected[border:]
-    assert facts.meta["split"] == prepare.BY_TAIL
+    assert facts.meta["split"] == build.BY_TAIL
     assert facts.meta["eot"] is None
     assert facts.meta["documents"] == 1
     tokenizer = load_tokenizer(facts.folder)
@@ -184,7 +183,7 @@ def test_copies_of_the_only_document_do_not_leak(tmp_path: Path, copies: int) ->
     row = json.dumps({"text": "abcdefghij"}) + "\n"
     (tmp_path / "a.jsonl").write_text(row * copies)
     facts = run(tmp_path / "a.jsonl", root=tmp_path)
-    assert facts.meta["split"] == prepare.BY_TAIL
+    assert facts.meta["split"] == build.BY_TAIL
     assert facts.meta["documents"] == copies
     assert documents_in(facts.folder / "val.bin") == ["j"] * copies
     assert np.fromfile(facts.folder / "train.bin", "<u2").tolist() == list(b"abcdefghi" * copies)
@@ -195,7 +194,7 @@ def test_a_large_only_text_is_split_at_the_same_place_in_pieces(
 ) -> None:
     (tmp_path / "play.txt").write_text("Some words of a long play.\n\n" * 400)
     whole = run(tmp_path / "play.txt", root=tmp_path / "whole").folder
-    monkeypatch.setattr(sources, "PIECE_BYTES", 500)
+    monkeypatch.setattr(reading, "PIECE_BYTES", 500)
     pieces = run(tmp_path / "play.txt", root=tmp_path / "pieces").folder
     for name in OUTPUT:
         assert (whole / name).read_bytes() == (pieces / name).read_bytes()
@@ -218,7 +217,7 @@ def test_gpt2_in_pieces_gives_the_ids_of_the_whole(tmp_path: Path, monkeypatch: 
     for number, row in enumerate(rows):
         (corpus / f"{number}.txt").write_text(row["text"])
     whole = run(tmp_path / "a.jsonl", root=tmp_path, tokenizer="gpt2").folder
-    monkeypatch.setattr(sources, "PIECE_BYTES", 400)
+    monkeypatch.setattr(reading, "PIECE_BYTES", 400)
     pieces = run(corpus, root=tmp_path, tokenizer="gpt2").folder
     for name in ("train.bin", "val.bin"):
         assert (whole / name).read_bytes() == (pieces / name).read_bytes()
@@ -257,7 +256,7 @@ def test_something_else_of_that_name_is_not_overwritten(tmp_path: Path) -> None:
         run(corpus, root=tmp_path, tokenizer="char")
     assert "tokenizer" in caught.value.why
     assert "--force" in caught.value.hint
-    (corpus / "0003.txt").write_text("changed")
+    (corpus / "0003.txt").write_text("changed!")
     with pytest.raises(UserError, match="something else") as caught:
         run(corpus, root=tmp_path)
     assert "sources" in caught.value.why
@@ -293,97 +292,14 @@ def test_bins_that_were_damaged_since_are_made_again(tmp_path: Path) -> None:
     assert (folder / "val.bin").read_bytes() == good
 
 
-# ---------------------------------------------------------------- interruptions
-
-
-FAULTS = ["encoder", "disk full", "rename", "finish", "interrupt"]
-
-
-def inject(kind: str, monkeypatch: pytest.MonkeyPatch) -> type[BaseException]:
-    """Let something break when half of the work is done; the error a caller must then see."""
-    calls = 0
-
-    def fails_at(limit: int, error: BaseException, original: Any) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > limit:
-                raise error
-            return original(*args, **options)
-
-        return call
-
-    full = OSError(errno.ENOSPC, "No space left on device")
-    if kind == "disk full":
-        monkeypatch.setattr(writer, "_BUFFER_TOKENS", 8)
-        patch, error = (writer._SplitWriter, "_write", 10), full
-    elif kind == "finish":
-        patch, error = (writer._SplitWriter, "finish", 1), full
-    elif kind == "rename":
-        patch, error = (Path, "replace", 0), full
-    elif kind == "encoder":
-        patch, error = (ByteTokenizer, "encode_array", 10), ValueError("bug")
-    else:
-        patch, error = (ByteTokenizer, "encode_array", 10), KeyboardInterrupt()
-    target, name, limit = patch
-    monkeypatch.setattr(target, name, fails_at(limit, error, getattr(target, name)))
-    return UserError if error is full else type(error)
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_interrupted_first_time_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    corpus = make_corpus(tmp_path / "c", 40)
-    with pytest.raises(inject(kind, monkeypatch)):
-        run(corpus, root=tmp_path)
-    assert not (tmp_path / "data" / "c").exists()
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_interrupted_again_leaves_the_old_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    corpus = make_corpus(tmp_path / "c", 40)
-    folder = run(corpus, root=tmp_path).folder
-    before = {name: (folder / name).read_bytes() for name in OUTPUT}
-    (corpus / "0003.txt").write_text("changed")
-    expected = inject(kind, monkeypatch)
-    with pytest.raises(expected) as caught:
-        run(corpus, root=tmp_path, force=True)
-    if expected is UserError:
-        assert "disk is full" in str(caught.value)
-    assert visible(folder) == OUTPUT
-    assert {name: (folder / name).read_bytes() for name in OUTPUT} == before
-
-
-def test_a_kill_between_two_renames_is_noticed_and_mended(tmp_path: Path) -> None:
-    corpus = make_corpus(tmp_path / "c", 40)
-    folder = run(corpus, root=tmp_path).folder
-    (corpus / "more.txt").write_text("more " * 100)
-    other = run(corpus, root=tmp_path / "other").folder
-    shutil.copy(other / "train.bin", folder / "train.bin")
-    with pytest.raises(UserError, match="does not belong"):
-        open_split(folder, "train", 8, 257)
-    run(corpus, root=tmp_path, force=True)
-    assert open_split(folder, "train", 8, 257)
-
-
-def test_leftovers_of_a_kill_are_written_over(tmp_path: Path) -> None:
-    corpus = make_corpus(tmp_path / "c", 20)
-    folder = tmp_path / "data" / "c"
-    folder.mkdir(parents=True)
-    (folder / "train.bin.partial").write_bytes(b"half" * 10_000)
-    expected = run(corpus, root=tmp_path / "clean").folder / "train.bin"
-    assert (run(corpus, root=tmp_path).folder / "train.bin").read_bytes() == expected.read_bytes()
-    assert visible(folder) == OUTPUT
+# ---------------------------------------------------------------- side by side
 
 
 def test_two_at_once_do_not_mix(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     corpus = make_corpus(tmp_path / "c", 20)
     with (
-        writer.DatasetWriter(tmp_path / "data" / "c", "uint16", None),
+        writer.LockedFolder(tmp_path / "data" / "c"),
         pytest.raises(UserError, match="another onecard prepare"),
     ):
         run(corpus, root=tmp_path)
@@ -391,16 +307,16 @@ def test_two_at_once_do_not_mix(tmp_path: Path) -> None:
 
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = make_corpus(tmp_path / "c", 20)
-    original = prepare._write
+    original = ByteTokenizer.encode_array
 
-    def write_and_change(*args: Any) -> Any:
-        result = original(*args)
+    def encode_and_change(self: ByteTokenizer, text: str) -> Any:
         (corpus / "0001.txt").write_text("longer than before " * 9)
-        return result
+        return original(self, text)
 
-    monkeypatch.setattr(prepare, "_write", write_and_change)
+    monkeypatch.setattr(ByteTokenizer, "encode_array", encode_and_change)
     with pytest.raises(UserError, match="changed while"):
         run(corpus, root=tmp_path)
+    assert not (tmp_path / "data" / "c" / "train.bin").exists()
 
 
 # ---------------------------------------------------------------- wrong use
@@ -424,6 +340,10 @@ def test_wrong_use(tmp_path: Path) -> None:
         ([corpus], {"tokenizer": "bpe"}, "no tokenizer 'bpe'"),
         ([corpus], {"val_fraction": 0.9}, "val_fraction"),
         ([corpus], {"val_fraction": 0.0}, "val_fraction"),
+        ([corpus], {"tokens": 0}, "at least 1"),
+        ([corpus], {"dump": "CC-MAIN-2013-20"}, "belongs to fineweb"),
+        ([corpus], {"edu": True}, "belongs to fineweb"),
+        ([corpus], {"train_tokenizer": 600, "tokenizer": "byte"}, "exclude each other"),
     ]
     for inputs, options, message in wrong:
         with pytest.raises(UserError, match=message):

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onecard.data import gpt2_bpe
-from onecard.data.gpt2_bpe import MERGES_SHA256, Gpt2Tokenizer, find_merges, merge_bytes
+from onecard.data import bpe, gpt2_bpe
+from onecard.data.bpe import merge_bytes
+from onecard.data.gpt2_bpe import MERGES_SHA256, Gpt2Tokenizer, find_merges
 from onecard.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -89,7 +91,7 @@ def test_gpt2_long_runs_are_taken_apart_exactly(text: str) -> None:
     """The same code with a tiny limit, so that tiktoken can still tell what is right."""
     tokenizer = make_gpt2()
     patch = pytest.MonkeyPatch()
-    patch.setattr(gpt2_bpe, "_LONG_RUN", 4)
+    patch.setattr(bpe, "_LONG_RUN", 4)
     try:
         assert tokenizer.encode(text) == tokenizer._encoding.encode_ordinary(text)
     finally:
@@ -242,9 +244,29 @@ def test_facts_rebuild_the_tokenizer(tokenizer: Tokenizer) -> None:
         from_facts(facts | {"hash": "0" * 64})
 
 
+@pytest.mark.parametrize("tokenizer", all_tokenizers(), ids=lambda tokenizer: tokenizer.name)
+@pytest.mark.parametrize("texts", [[], [""], ["", "añ", "", "🙂\n", "ñ"]])
+def test_a_batch_is_its_texts_in_one_row(tokenizer: Tokenizer, texts: list[str]) -> None:
+    ids_N, offsets = tokenizer.encode_batch(texts)
+    assert (ids_N.dtype, offsets.dtype) == (np.uint32, np.int64)
+    assert len(offsets) == len(texts) + 1
+    assert offsets[-1] == len(ids_N)
+    for number, text in enumerate(texts):
+        assert ids_N[offsets[number] : offsets[number + 1]].tolist() == tokenizer.encode(text)
+
+
+def test_importing_the_tokenizers_is_light() -> None:
+    code = (
+        "import sys, onecard.data.tokenizer, onecard.data.gpt2_bpe, onecard.data.train_bpe;"
+        "assert not {'tiktoken', 'fastokens', 'rustbpe', 'tokenizers', 'torch', 'pyarrow'} & set(sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
 def test_unknown_or_damaged_facts() -> None:
-    with pytest.raises(UserError, match="no tokenizer 'bpe'"):
-        from_facts({"name": "bpe"})
+    with pytest.raises(UserError, match="no tokenizer 'wordpiece'"):
+        from_facts({"name": "wordpiece"})
     with pytest.raises(UserError, match="damaged"):
         from_facts({"name": "char", "characters": "aa"})
 

@@ -1,0 +1,309 @@
+"""The work of prepare: from where a dataset is to where it shall be, losing nothing on the way.
+
+Which documents are held out for validation is decided by a hash of each document, with a threshold
+that is fixed when a dataset is begun. So equal documents never end up on both sides, and adding data
+later moves nothing from one side to the other: the bins only grow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onecard import __version__
+from onecard.data.bins import META_SCHEMA
+from onecard.data.origin import LocalFiles, Origin
+from onecard.data.pipeline import ByHash, ByTail, Encoded, encode_all
+from onecard.data.progress import Progress
+from onecard.data.reading import DIGEST_SPAN, Place
+from onecard.data.sources import Tally
+from onecard.data.tokenizer import CharTokenizer, Tokenizer
+from onecard.data.writer import SPLITS, DamagedError, DatasetWriter, Mode, discard
+from onecard.errors import UserError
+
+BY_HASH = "by document hash"
+BY_TAIL = "tail of the only document"
+# What nanoGPT's Shakespeare holds out of its one text.
+_TAIL_FRACTION = 0.1
+_FEW_VAL_TOKENS = 10_000
+
+
+@dataclass
+class Job:
+    """One prepare: what is read, how it is encoded, and how far it came."""
+
+    folder: Path
+    origin: Origin
+    mode: Mode
+    recipe: dict[str, Any]  # what meta.json says of the request: name, dataset, text_column, val_fraction
+    tokenizer: Tokenizer
+    tokens: int | None  # training tokens wanted; None for all there are
+    show: bool
+    meta: dict[str, Any]  # of what is written so far; empty at the beginning
+    tally: Tally
+    lowest: int = DIGEST_SPAN
+    highest: int = -1
+    # The meta.json of when the last whole file was done: what is kept when the next one is damaged.
+    at_file_end: dict[str, Any] | None = None
+
+    @property
+    def dtype(self) -> str:
+        return "uint16" if self.tokenizer.n_vocab <= 2**16 else "uint32"
+
+    @property
+    def place(self) -> Place:
+        position = self.meta.get("position") or {}
+        return Place(*(int(position.get(name, 0)) for name in Place._fields))
+
+    @property
+    def seen_characters(self) -> int:
+        return int((self.meta.get("position") or {}).get("characters", 0))
+
+    def extra(self) -> dict[str, Any]:
+        """What only the journal needs to know."""
+        return {
+            "fingerprints": self.origin.fingerprints(self.place.source + 1),
+            "digests": [self.lowest, self.highest],
+            "at_file_end": self.at_file_end,
+        }
+
+
+def write_dataset(job: Job) -> dict[str, Any]:
+    """Fill both splits up to what is wanted; go over the text again where the first cut left one empty."""
+    rule = _rule(job)
+    writer = _write_with(job, rule)
+    if isinstance(rule, ByHash) and job.mode == "new" and len(_used(job)) < len(SPLITS):
+        writer.close()
+        if not _used(job):
+            raise _nothing(job)
+        # Few documents: the lowest hash goes to validation, or all but the highest if all would.
+        threshold = job.highest if "val" in _used(job) else job.lowest + 1
+        job.meta = {}
+        writer = _write_with(job, ByHash(threshold) if job.lowest < job.highest else _tail_rule(job))
+    writer.finish(job.meta)
+    return job.meta
+
+
+def _used(job: Job) -> set[str]:
+    return {split for split in SPLITS if job.meta["splits"][split]["tokens"]}
+
+
+def _rule(job: Job) -> ByHash | ByTail:
+    if job.meta:
+        border = int(job.meta["split_at"])
+        return ByTail(border, job.seen_characters) if job.meta["split"] == BY_TAIL else ByHash(border)
+    origin = job.origin
+    if isinstance(origin, LocalFiles) and len(origin) == 1 and origin.files[0].kind == "text":
+        return _tail_rule(job)
+    return ByHash(int(job.recipe["val_fraction"] * DIGEST_SPAN))
+
+
+def _tail_rule(job: Job) -> ByTail:
+    n_characters = 0
+    for batch in job.origin.read(job.recipe["text_column"], Place(), job.folder):
+        for text, ends in zip(batch.texts, batch.ends, strict=True):
+            n_characters += len(text)
+            if ends:
+                break
+        else:
+            continue
+        break
+    if n_characters < 2:
+        raise _nothing(job)
+    if job.tokens is not None:
+        raise UserError(
+            "--tokens needs more than one document",
+            "a single text is held out by its tail, which an early end would cut off",
+            "leave --tokens out: all of it is used",
+        )
+    fraction = job.recipe.get("tail_fraction") or _TAIL_FRACTION
+    # At least one character on each side, whatever the fraction.
+    return ByTail(int(n_characters * (1 - max(fraction, 1 / n_characters))))
+
+
+def _write_with(job: Job, rule: ByHash | ByTail) -> DatasetWriter:
+    """From where the job is to its end (or to enough tokens), with a commit every few seconds."""
+    writer = _open_writer(job)
+    if job.mode == "append":
+        # From now on the bins may be longer than meta.json says; the journal tells readers why.
+        writer.commit(job.meta, job.extra())
+    tally = Tally(**job.meta["passed_over"]) if job.meta else dataclasses.replace(job.tally)
+    place, characters = job.place, job.seen_characters
+    inside = bool((job.meta.get("position") or {}).get("inside_document"))
+    unreleased = place.source
+    for number in range(unreleased):
+        job.origin.release(number)  # a kill may have come between a commit and this
+    began = (sum(job.origin.size(n) for n in range(place.source)), writer.tokens("train"), writer.documents())
+    enough = job.tokens is not None and began[1] >= job.tokens and not inside
+    batches = job.origin.read(job.recipe["text_column"], place, job.folder)
+    encoded = encode_all(batches, job.tokenizer, rule, job.dtype)
+
+    def describe(reading: bool = True) -> dict[str, Any]:
+        where = {"characters": characters, "inside_document": inside}
+        position = place._asdict() | {key: value for key, value in where.items() if value}
+        return _meta(job, rule, writer.facts(), tally, position, reading)
+
+    try:
+        with Progress("tokenizing", job.origin.total_bytes, job.show, job.tokens, began) as progress:
+            while not enough:
+                try:
+                    part = next(encoded, None)
+                except UserError as error:
+                    # A damaged file: what is kept ends with the last whole one, so that it can be replaced.
+                    _keep(job, writer, error)
+                    raise
+                if part is None:
+                    break
+                batch = part.batch
+                stop = _append(writer, part, job.tokens)
+                if stop is None:
+                    place, characters = batch.end, batch.characters
+                    inside = not batch.ends[-1] if batch.ends else inside
+                    tally.empty_documents += batch.n_empty
+                    tally.bad_bytes += batch.n_bad
+                else:
+                    place, enough, inside = batch.after[stop], True, False
+                    tally.empty_documents += batch.empty[stop]
+                    tally.bad_bytes += batch.bad[stop]
+                if isinstance(rule, ByHash):
+                    job.lowest, job.highest = min(job.lowest, rule.lowest), max(job.highest, rule.highest)
+                if place.item == 0:
+                    job.at_file_end = describe()
+                if writer.commit_is_due or (place.source > unreleased and job.origin.dataset is not None):
+                    job.meta = describe()
+                    writer.commit(job.meta, job.extra())
+                    while unreleased < place.source:
+                        job.origin.release(unreleased)
+                        unreleased += 1
+                progress.update(batch.read, writer.tokens("train"), writer.documents(), job.origin.status())
+        job.meta = describe(reading=False)
+    except (KeyboardInterrupt, SystemExit):
+        job.meta = describe()
+        writer.commit(job.meta, job.extra())
+        writer.close()
+        raise
+    except BaseException:
+        writer.close()
+        raise
+    finally:
+        encoded.close()
+    return writer
+
+
+def _open_writer(job: Job) -> DatasetWriter:
+    try:
+        return DatasetWriter(job.folder, job.mode, job.dtype, job.tokenizer.eot, job.meta)
+    except DamagedError as error:
+        if job.mode == "append":
+            raise UserError(
+                f"{job.folder / str(error)} was changed since it was prepared",
+                "its SHA-256 is not the one in meta.json, so nothing is appended to it",
+                "--force makes it anew",
+            ) from None
+        # What an interrupted prepare left is not what it wrote down: begin again.
+        discard(job.folder)
+        job.meta = {}
+        return DatasetWriter(job.folder, job.mode, job.dtype, job.tokenizer.eot, {})
+
+
+def _append(writer: DatasetWriter, part: Encoded, wanted: int | None) -> int | None:
+    """Write a batch; the number of the text after which there is enough, or None.
+
+    A text is never cut: enough is reached with the first document that brings it.
+    """
+    batch, offsets, ids_N = part.batch, part.offsets, part.ids_N
+    count, stop = len(batch.sizes), None
+    if wanted is not None:
+        missing = wanted - writer.tokens("train")
+        eot = int(writer.has_eot)
+        for number in range(count):
+            if not part.held_out[number]:
+                missing -= offsets[number + 1] - offsets[number] + eot * batch.ends[number]
+            if missing <= 0 and batch.ends[number]:
+                count, stop = number + 1, number
+                break
+    for split, is_val in (("train", False), ("val", True)):
+        chosen = [n for n in range(count) if part.held_out[n] is is_val]
+        writer.append(
+            split,  # type: ignore[arg-type]
+            ((ids_N[offsets[n] : offsets[n + 1]], batch.ends[n]) for n in chosen),
+            sum(batch.sizes[n] for n in chosen),
+            sum(batch.ends[n] for n in chosen),
+        )
+    return stop
+
+
+def _keep(job: Job, writer: DatasetWriter, error: UserError) -> None:
+    """Write down the last whole file before an error goes up, so that the next start continues there."""
+    if job.at_file_end is None:
+        discard(job.folder)
+        return
+    job.meta = job.at_file_end
+    writer.commit(job.meta, job.extra())
+    if kept := sum(int(part["tokens"]) for part in job.meta["splits"].values()):
+        error.why = "\n".join(filter(None, [error.why, f"{kept:,} tokens from before it are kept"]))
+        again = "then run the same command again: it continues there"
+        error.hint = "\n".join(filter(None, [error.hint, again]))
+
+
+def _meta(
+    job: Job,
+    rule: ByHash | ByTail,
+    splits: dict[str, dict[str, Any]],
+    tally: Tally,
+    position: dict[str, Any],
+    reading: bool,
+) -> dict[str, Any]:
+    """meta.json of what is written. It depends on nothing but the text and the request.
+
+    While a file is being `reading`, its hash is not there yet.
+    """
+    tokens = sum(part["tokens"] for part in splits.values())
+    text_bytes = sum(part["text_bytes"] for part in splits.values())
+    documents = sum(part["documents"] for part in splits.values())
+    if isinstance(rule, ByTail):
+        # Its end is counted in validation; both splits hold a part of it.
+        splits["train"]["documents"] = documents
+    notes = tally.notes()
+    if splits["val"]["tokens"] < _FEW_VAL_TOKENS:
+        few = splits["val"]["tokens"]
+        notes.append(f"validation has only {few:,} tokens: its loss will be rough; add more text")
+    partly = position["item"] > 0
+    return {
+        "schema": META_SCHEMA,
+        "onecard": __version__,
+        **job.recipe,
+        "sources": job.origin.facts(position["source"] + partly, unfinished=partly and reading),
+        "tokenizer": job.tokenizer.facts(),
+        "dtype": job.dtype,
+        "eot": job.tokenizer.eot,
+        "split": BY_HASH if isinstance(rule, ByHash) else BY_TAIL,
+        "split_at": rule.threshold if isinstance(rule, ByHash) else rule.border,
+        "splits": splits,
+        "documents": documents,
+        "tokens": tokens,
+        "text_bytes": text_bytes,
+        "bytes_per_token": round(text_bytes / max(1, tokens), 6),
+        "position": position,
+        "passed_over": dataclasses.asdict(tally),
+        "notes": notes,
+    }
+
+
+def _nothing(job: Job) -> UserError:
+    tally = Tally(**job.meta["passed_over"]) if job.meta else job.tally
+    passed = "\n".join(tally.notes()) or "fewer than two characters of text"
+    return UserError(f"no text in {len(job.origin):,} files: nothing was prepared", passed)
+
+
+def collect_characters(origin: Origin, text_column: str, folder: Path, show: bool) -> CharTokenizer:
+    """Every character there is, training and validation alike, as nanoGPT counts them."""
+    characters: set[str] = set()
+    with Progress("collecting characters", origin.total_bytes, show) as progress:
+        for batch in origin.read(text_column, Place(), folder):
+            for text in batch.texts:
+                characters.update(text)
+            progress.update(batch.read, 0, 0)
+    return CharTokenizer.of_text(characters)

@@ -1,0 +1,184 @@
+"""Where the files of a dataset come from: this machine, or the Hugging Face Hub one after the other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from onecard.data.progress import Progress
+from onecard.data.reading import Batch, Place, read_batches
+from onecard.data.sources import SourceFile, file_sha256
+from onecard.errors import UserError
+
+# Parquet of text is usually compressed to less than half, gzip and zstd to a third and less.
+_TEXT_PER_PARQUET_BYTE = 2.5
+_TEXT_PER_COMPRESSED_BYTE = 3.0
+
+
+class Origin(ABC):
+    """An ordered list of files, each of which can be had as a local file when its turn comes."""
+
+    # What meta.json says about a dataset known by name; None for files of the user's own.
+    dataset: dict[str, Any] | None = None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def name(self, number: int) -> str: ...
+
+    @abstractmethod
+    def size(self, number: int) -> int: ...
+
+    @abstractmethod
+    def open(self, number: int) -> SourceFile:
+        """The file, here; may have to wait for a download."""
+
+    @abstractmethod
+    def sha256(self, number: int) -> str:
+        """Of a file that has been opened."""
+
+    @abstractmethod
+    def text_bytes(self) -> int:
+        """About how much text there is in all files."""
+
+    def release(self, number: int) -> None:  # noqa: B027 - nothing to do unless it was fetched
+        """The file is not needed any more."""
+
+    def status(self) -> str:
+        """What is going on besides reading, for the progress bar."""
+        return ""
+
+    def fingerprints(self, count: int) -> dict[str, int]:
+        """For the journal: what shows that the first files are still the same without reading them."""
+        return {}
+
+    def finished(self) -> None:  # noqa: B027 - nothing to tidy up unless something was fetched
+        """Everything that was wanted is written."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to stop unless something runs
+        """Stop whatever runs in the background."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.size(number) for number in range(len(self)))
+
+    def facts(self, count: int, unfinished: bool) -> list[dict[str, Any]]:
+        """For meta.json: the first `count` files, the last without its hash if it is still being read."""
+        facts = []
+        for number in range(count):
+            entry: dict[str, Any] = {"name": self.name(number), "bytes": self.size(number)}
+            if not unfinished or number < count - 1:
+                entry["sha256"] = self.sha256(number)
+            facts.append(entry)
+        return facts
+
+    def read(self, text_column: str, start: Place, scratch: Path) -> Iterator[Batch]:
+        """All texts from `start` on. `read` counts the bytes of all files behind."""
+        before = sum(self.size(number) for number in range(start.source))
+        for number in range(start.source, len(self)):
+            file = self.open(number)
+            place = start if number == start.source else Place(number)
+            for batch in read_batches(file, text_column, place, scratch):
+                batch.read += before
+                yield batch
+            before += self.size(number)
+
+
+class LocalFiles(Origin):
+    """Files of this machine. Each is hashed in the background while it is read."""
+
+    def __init__(self, files: list[SourceFile]) -> None:
+        self.files = files
+        self._modified_ns: dict[int, int] = {}
+        self._hashing: dict[int, Future[str]] = {}
+        self._sha256: dict[int, str] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="onecard-hash")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, number: int) -> str:
+        return self.files[number].name
+
+    def size(self, number: int) -> int:
+        return self.files[number].size
+
+    def open(self, number: int) -> SourceFile:
+        file = self.files[number]
+        if number not in self._hashing and number not in self._sha256:
+            self._modified_ns[number] = _modified_ns(file)
+            self._hashing[number] = self._pool.submit(file_sha256, file.path)
+        return file
+
+    def sha256(self, number: int) -> str:
+        if number not in self._sha256:
+            file = self.open(number)
+            digest = self._hashing.pop(number).result()
+            # Hashed and read at different times: only a file that did not change has one hash.
+            if _modified_ns(file) != self._modified_ns[number] or file.path.stat().st_size != file.size:
+                raise UserError(
+                    f"{file.path} changed while it was being read",
+                    hint="run the same command again, with --force if it then asks for it",
+                )
+            self._sha256[number] = digest
+        return self._sha256[number]
+
+    def text_bytes(self) -> int:
+        return sum(_text_estimate(file) for file in self.files)
+
+    def fingerprints(self, count: int) -> dict[str, int]:
+        known = self._modified_ns
+        return {str(number): known[number] for number in range(count) if number in known}
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def continuing(
+        self, listed: list[dict[str, Any]], fingerprints: dict[str, int], show: bool
+    ) -> LocalFiles | None:
+        """The same files in the order of an earlier prepare, new ones after them; None if one differs.
+
+        A file whose size and time of change are those of the journal is the same; else its hash says.
+        """
+        left: dict[tuple[str, int], list[SourceFile]] = {}
+        for file in reversed(self.files):
+            left.setdefault((file.name, file.size), []).append(file)
+        total, done = sum(int(entry.get("bytes", 0)) for entry in listed), 0
+        ordered = LocalFiles([])
+        with Progress("comparing files", total, show) as progress:
+            for number, entry in enumerate(listed):
+                same = left.get((str(entry.get("name")), int(entry.get("bytes", 0))))
+                if not same:
+                    return None
+                file, digest = same.pop(), entry.get("sha256")
+                modified_ns = _modified_ns(file)
+                if fingerprints.get(str(number)) != modified_ns and (
+                    digest is None or file_sha256(file.path) != digest
+                ):
+                    return None
+                ordered.files.append(file)
+                ordered._modified_ns[number] = modified_ns
+                if digest is not None:
+                    ordered._sha256[number] = digest
+                done += file.size
+                progress.update(done, 0, 0)
+        taken = {id(file) for file in ordered.files}
+        ordered.files += [file for file in self.files if id(file) not in taken]
+        return ordered
+
+
+def _modified_ns(file: SourceFile) -> int:
+    try:
+        return file.path.stat().st_mtime_ns
+    except OSError as error:
+        raise UserError(f"cannot read {file.path}", str(error.strerror or error)) from error
+
+
+def _text_estimate(file: SourceFile) -> int:
+    if file.kind == "parquet":
+        return int(file.size * _TEXT_PER_PARQUET_BYTE)
+    return int(file.size * _TEXT_PER_COMPRESSED_BYTE) if file.compression else file.size

@@ -1,0 +1,190 @@
+"""Read, encode and write side by side: reading runs ahead in its own thread, encoding in others.
+
+Threads, not processes: the encoder and Arrow work outside Python's lock, the encoder's cache of words
+is shared, and a killed prepare leaves no orphans. What is in flight is bounded by the queue.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onecard.data.reading import BATCH_BYTES, Batch
+from onecard.data.tokenizer import Tokenizer
+
+# Batches read ahead, and calls to the encoder under way: one converts its strings under Python's lock
+# while the other works outside it.
+_READ_AHEAD = 4
+_ENCODERS = 2
+
+# Files of less than this go together.
+_NOTES_BYTES = 64 * 2**10
+
+T = TypeVar("T")
+
+
+class Rule(Protocol):
+    """Says which split each text of a batch belongs to; may cut texts, so it returns a batch."""
+
+    def assign(self, batch: Batch) -> tuple[Batch, list[bool]]:
+        """The batch, and for each text whether it is held out."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A batch with its tokens: text n's are ids[offsets[n]:offsets[n + 1]]."""
+
+    batch: Batch
+    held_out: list[bool]
+    ids_N: NDArray[Any]
+    offsets: list[int]
+
+
+def encode_all(
+    batches: Iterable[Batch], tokenizer: Tokenizer, rule: Rule, dtype: str
+) -> Generator[Encoded, None, None]:
+    """Every batch with its tokens, in order. Close the iterator to stop all threads."""
+    with Ahead(lambda: merged(batches), _READ_AHEAD) as ahead, ThreadPoolExecutor(_ENCODERS) as pool:
+        waiting: deque[Future[Encoded]] = deque()
+        try:
+            for batch in ahead:
+                labelled, held_out = rule.assign(batch)
+                waiting.append(pool.submit(_encode, labelled, held_out, tokenizer, dtype))
+                if len(waiting) > _ENCODERS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _encode(batch: Batch, held_out: list[bool], tokenizer: Tokenizer, dtype: str) -> Encoded:
+    ids_N, offsets_T = tokenizer.encode_batch(batch.texts)
+    batch.texts = []  # the largest part of a batch, not needed any more
+    # Narrowed here, outside Python's lock and off the writing thread.
+    return Encoded(batch, held_out, ids_N.astype(np.dtype(dtype).newbyteorder("<")), offsets_T.tolist())
+
+
+def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Small batches together: a folder of a million notes must not be a million calls.
+
+    Never across the end of a larger file: there it must be possible to go back to.
+    """
+    held: Batch | None = None
+    inside_file = False
+    for batch in batches:
+        if held is None:
+            held = batch
+        else:
+            held.extend(batch)
+        ends_file = batch.end.item == 0
+        if held.n_bytes >= BATCH_BYTES // 2 or (ends_file and (inside_file or held.n_bytes >= _NOTES_BYTES)):
+            yield held
+            held, inside_file = None, not ends_file
+    if held is not None:
+        yield held
+
+
+class _End:
+    """After the last item."""
+
+
+class Ahead(Generic[T]):
+    """Runs an iterator in a thread of its own, a few items ahead of whoever consumes it."""
+
+    def __init__(self, make: Callable[[], Iterator[T]], depth: int) -> None:
+        self._make = make
+        self._ready: queue.Queue[Any] = queue.Queue(maxsize=depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="onecard-read", daemon=True)
+
+    def __enter__(self) -> Ahead[T]:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._stop.set()
+        # Whatever it waits for: make room, so that it sees the stop. A download in progress may take
+        # longer to notice; the thread is a daemon and holds nothing of ours.
+        while self._thread.is_alive():
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                self._thread.join(timeout=0.05)
+                if not self._thread.is_alive() or self._ready.empty():
+                    break
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            item = self._ready.get()
+            if item is _End:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _run(self) -> None:
+        try:
+            iterator = self._make()
+            for item in iterator:
+                if self._stop.is_set():
+                    return
+                self._ready.put(item)
+            self._ready.put(_End)
+        except BaseException as error:
+            # Raised again where the items are consumed.
+            self._ready.put(error)
+
+
+# ---------------------------------------------------------------- which texts are held out
+
+
+class ByHash:
+    """Documents whose digest lies below a threshold are held out."""
+
+    def __init__(self, threshold: int) -> None:
+        self.threshold = threshold
+        self.lowest, self.highest = 2**64, -1
+
+    def assign(self, batch: Batch) -> tuple[Batch, list[bool]]:
+        if batch.digests:
+            self.lowest = min(self.lowest, min(batch.digests))
+            self.highest = max(self.highest, max(batch.digests))
+        threshold = self.threshold
+        return batch, [digest < threshold for digest in batch.digests]
+
+
+class ByTail:
+    """There is only one document: what follows `border` characters is held out. Copies of it alike."""
+
+    def __init__(self, border: int, at: int = 0) -> None:
+        """`at`: how many characters of the document are behind us."""
+        self.border = border
+        self._at = at
+
+    def assign(self, batch: Batch) -> tuple[Batch, list[bool]]:
+        cut_up = Batch(end=batch.end, n_empty=batch.n_empty, n_bad=batch.n_bad, read=batch.read)
+        held_out: list[bool] = []
+        for number, text in enumerate(batch.texts):
+            cut = min(max(0, self.border - self._at), len(text))
+            ends = batch.ends[number]
+            self._at = 0 if ends else self._at + len(text)
+            # The document goes on in the other split, so only the tail is followed by end-of-text.
+            for part, is_tail in ((text[:cut], False), (text[cut:], True)):
+                if part or (is_tail and ends):
+                    cut_up.add(
+                        part, len(part.encode()), batch.digests[number], ends and is_tail, batch.after[number]
+                    )
+                    cut_up.empty[-1], cut_up.bad[-1] = batch.empty[number], batch.bad[number]
+                    held_out.append(is_tail)
+        cut_up.characters = self._at
+        return cut_up, held_out

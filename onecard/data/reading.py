@@ -1,0 +1,396 @@
+"""Documents out of files, in batches, from any place on: what a killed prepare needs to continue.
+
+Memory stays bounded whatever the file: large texts come in pieces, parquet in batches of one column.
+One bad byte never stops a long job (it becomes a replacement mark and is counted); a file that is
+not what it says stops it at once, with the place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from onecard.data.sources import SourceFile, open_stream, unreadable
+from onecard.data.tokenizer import well_formed
+from onecard.errors import UserError, missing_package
+
+# About this much text is handed on at a time: small enough for bounded memory, large enough that
+# what a batch costs besides its text does not show.
+BATCH_BYTES = 4 * 2**20
+# Larger texts come in pieces of about this many bytes.
+PIECE_BYTES = 4 * 2**20
+# A text without any white space is cut somewhere once it is this many times a piece.
+_PIECES_UNCUT = 8
+_DIGEST_BYTES = 1024
+DIGEST_SPAN = 2**32
+_WHITE = b" \n\r\t"
+_MARK = b"\xef\xbb\xbf"  # the byte order mark that some editors begin a file with
+
+
+class Place(NamedTuple):
+    """How much of the sources is behind us: whole files, items of the next one, and its bytes.
+
+    Items are rows, lines or pieces. Bytes (uncompressed) let lines and pieces be found again at once.
+    """
+
+    source: int = 0
+    item: int = 0
+    offset: int = 0
+
+
+_START = Place()
+
+
+@dataclass
+class Batch:
+    """Texts with all that is needed to write them, or to stop after any one of them.
+
+    Parallel lists, not objects: there are tens of thousands of documents a second.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # UTF-8 bytes
+    digests: list[int] = field(default_factory=list)  # of the whole document
+    ends: list[bool] = field(default_factory=list)  # the document is complete with this text
+    after: list[Place] = field(default_factory=list)
+    empty: list[int] = field(default_factory=list)  # empty documents passed over so far in this batch
+    bad: list[int] = field(default_factory=list)  # replacement marks set so far in this batch
+    end: Place = _START  # when all of it is done, what was passed over included
+    n_empty: int = 0
+    n_bad: int = 0
+    n_bytes: int = 0
+    characters: int = 0  # of an unfinished document, for the rule that cuts one text in two
+    read: int = 0  # bytes of the files behind us, for the progress bar
+
+    def add(self, text: str, size: int, digest: int, ends: bool, after: Place) -> None:
+        self.texts.append(text)
+        self.sizes.append(size)
+        self.digests.append(digest)
+        self.ends.append(ends)
+        self.after.append(after)
+        self.empty.append(self.n_empty)
+        self.bad.append(self.n_bad)
+        self.n_bytes += size
+
+    def extend(self, other: Batch) -> None:
+        """What comes right after this one, in the same batch."""
+        self.texts += other.texts
+        self.sizes += other.sizes
+        self.digests += other.digests
+        self.ends += other.ends
+        self.after += other.after
+        self.empty += [self.n_empty + count for count in other.empty]
+        self.bad += [self.n_bad + count for count in other.bad]
+        self.end, self.read = other.end, other.read
+        self.n_empty += other.n_empty
+        self.n_bad += other.n_bad
+        self.n_bytes += other.n_bytes
+
+
+def document_digest(raw: bytes | memoryview) -> int:
+    """CRC-32 of a document's first and last kilobyte and its length in bytes.
+
+    It depends on nothing but the text, so equal documents fall on the same side of a split; and it
+    costs the same for a long document as for a short one.
+    """
+    ends = zlib.crc32(raw[-_DIGEST_BYTES:], zlib.crc32(raw[:_DIGEST_BYTES]))
+    return zlib.crc32(len(raw).to_bytes(8, "little"), ends)
+
+
+def read_batches(file: SourceFile, column: str, start: Place, scratch: Path) -> Iterator[Batch]:
+    """The documents of one file from `start` on. `scratch` may hold a temporary unpacked copy.
+
+    `read` of each batch counts all of the file behind it. The last batch ends where the next file begins.
+    """
+    if file.kind == "jsonl":
+        yield from _jsonl(file, column, start)
+    elif file.kind == "text":
+        yield from _text(file, start)
+    elif file.compression:
+        with _unpacked(file, scratch) as path:
+            yield from _parquet(file, path, column, start)
+    else:
+        yield from _parquet(file, file.path, column, start)
+    yield Batch(end=Place(start.source + 1), read=file.size)
+
+
+# ---------------------------------------------------------------- text
+
+
+def _text(file: SourceFile, start: Place) -> Iterator[Batch]:
+    """One document. Pieces are cut where white space begins after something else: GPT-2 cuts there
+    too, so the ids do not depend on it. Being cut as bytes, each can be found again by its offset."""
+    with open_stream(file) as stream:
+        whole = stream.read(PIECE_BYTES + 1)
+        if len(whole) <= PIECE_BYTES:
+            if not start.item:
+                raw = whole.removeprefix(_MARK)
+                yield _text_batch(file, raw, None, True, start)
+            return
+    digest = _stream_digest(file)
+    with open_stream(file) as stream:
+        skip_bytes(stream, start.offset)
+        place, held, at_end = start, b"", False
+        while not at_end:
+            block = stream.read(PIECE_BYTES)
+            at_end = not block
+            held += block
+            cut = len(held) if at_end else _place_to_cut(held)
+            if cut or at_end:
+                place = Place(place.source, place.item + 1, place.offset + cut)
+                raw = held[:cut].removeprefix(_MARK) if place.item == 1 else held[:cut]
+                held = held[cut:]
+                # The end may come after a cut at the very end: then it is an empty piece that ends it.
+                yield _text_batch(file, raw, digest, at_end, place)
+
+
+def _text_batch(file: SourceFile, raw: bytes, digest: int | None, ends: bool, after: Place) -> Batch:
+    batch, first = Batch(), after.item <= 1
+    if ends:
+        # Nothing is left of the file: going on from here must not find an empty end of it.
+        after = Place(after.source + 1)
+    text, batch.n_bad = _decode(raw)
+    if text or not first:
+        if batch.n_bad:
+            raw = text.encode()
+        batch.add(text, len(raw), document_digest(raw) if digest is None else digest, ends, after)
+    else:
+        batch.n_empty = 1
+    # With compression the bytes read are not known; the last piece says all of them.
+    batch.read = file.size if ends else min(file.size, after.offset)
+    batch.end = after
+    return batch
+
+
+def _place_to_cut(held: bytes) -> int:
+    """Where to cut: before the last white byte that follows another; anywhere if that does not come."""
+    at = len(held)
+    while at > 1:
+        at = max(held.rfind(sign, 1, at) for sign in (b" ", b"\n", b"\r", b"\t"))
+        if at < 1:
+            break
+        if held[at - 1] not in _WHITE:
+            return at
+    if len(held) <= _PIECES_UNCUT * PIECE_BYTES:
+        return 0
+    # Never inside a character: its later bytes are 10xxxxxx.
+    at = len(held) - 1
+    while at > len(held) - 4 and held[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+def _stream_digest(file: SourceFile) -> int:
+    """document_digest of a text too large to hold."""
+    with open_stream(file) as stream:
+        head = tail = stream.read(_DIGEST_BYTES + len(_MARK)).removeprefix(_MARK)
+        length = len(head)
+        while block := stream.read(PIECE_BYTES):
+            tail = (tail + block)[-_DIGEST_BYTES:]
+            length += len(block)
+    ends = zlib.crc32(tail[-_DIGEST_BYTES:], zlib.crc32(head[:_DIGEST_BYTES]))
+    return zlib.crc32(length.to_bytes(8, "little"), ends)
+
+
+def skip_bytes(stream: BinaryIO, count: int) -> None:
+    """Go to an offset of the uncompressed bytes; gzip and zstd can only be read up to there."""
+    if count and stream.seekable():
+        stream.seek(count)
+        return
+    while count and (block := stream.read(min(count, PIECE_BYTES))):
+        count -= len(block)
+
+
+def _decode(raw: bytes) -> tuple[str, int]:
+    """The text, and how many places were not UTF-8."""
+    try:
+        return raw.decode("utf-8"), 0
+    except UnicodeDecodeError:
+        text = raw.decode("utf-8", "replace")
+        return text, text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
+
+
+# ---------------------------------------------------------------- jsonl
+
+
+def _jsonl(file: SourceFile, column: str, start: Place) -> Iterator[Batch]:
+    with open_stream(file) as stream:
+        skip_bytes(stream, start.offset)
+        batch, place = Batch(), start
+        for raw in stream:
+            place = Place(place.source, place.item + 1, place.offset + len(raw))
+            line, bad = _decode(raw)
+            batch.n_bad += bad
+            if place.item == 1:
+                line = line.removeprefix("\ufeff")
+            if line := line.strip():
+                text = well_formed(_field(line, column, file.path, place.item))
+                if text:
+                    data = text.encode()
+                    batch.add(text, len(data), document_digest(data), True, place)
+                else:
+                    batch.n_empty += 1
+            if batch.n_bytes >= BATCH_BYTES:
+                batch.end, batch.read = place, min(place.offset, file.size)
+                yield batch
+                batch = Batch()
+        batch.end, batch.read = place, file.size
+        yield batch
+
+
+def _field(line: str, column: str, path: Path, number: int) -> str:
+    place = f"{path}, line {number:,}"
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        syntax = error if isinstance(error, json.JSONDecodeError) else None
+        at = f", column {syntax.colno}" if syntax else ""
+        raise UserError(
+            f"{place}{at}: not JSON",
+            f"{syntax.msg if syntax else error}: {line[:60]!r}",
+            "each line must be one object, such as {" + f'"{column}": "…"' + "}",
+        ) from error
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: not an object but {type(row).__name__}")
+    if column not in row:
+        raise missing_column(place, column, [str(key) for key in row])
+    text = row[column]
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"{place}: column '{column}' is not text but {type(text).__name__}")
+    return text or ""
+
+
+def missing_column(place: str, column: str, there: list[str]) -> UserError:
+    near = difflib.get_close_matches(column, there, n=1) or there[:1]
+    return UserError(
+        f"{place}: no column '{column}'",
+        f"there are: {', '.join(there) or 'none'}",
+        f"--text-column {near[0]}" if near else "",
+    )
+
+
+# ---------------------------------------------------------------- parquet
+
+
+@contextlib.contextmanager
+def _unpacked(file: SourceFile, scratch: Path) -> Iterator[Path]:
+    """Parquet is read from its end, which a compressed stream does not offer: unpack it first."""
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix=".unpacked-", suffix=".parquet") as copy:
+        with open_stream(file) as stream:
+            shutil.copyfileobj(stream, copy, PIECE_BYTES)
+        copy.flush()
+        yield Path(copy.name)
+
+
+def _parquet(file: SourceFile, path: Path, column: str, start: Place) -> Iterator[Batch]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise missing_package("pyarrow", "train", "reading parquet") from error
+    row = start.item
+    try:
+        # Without read-ahead of whole row groups: a batch of one column at a time.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as table:
+            kind = _text_type(table.schema_arrow, column, file.path)
+            groups, before = _groups_from(table.metadata, row)
+            rows = max(1, table.metadata.num_rows)
+            per_batch = _rows_per_batch(table, column)
+            skip = row - before
+            for part in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
+                array = part.column(0)
+                if skip:
+                    skipped = min(skip, len(array))
+                    skip -= skipped
+                    array = array.slice(skipped)
+                    if not len(array):
+                        continue
+                # One layout for plain, dictionary and view columns.
+                if array.type != kind:
+                    array = array.cast(kind)
+                batch = _parquet_batch(array, start.source, row)
+                row += len(array)
+                batch.read = file.size * row // rows
+                yield batch
+    # pyarrow reports damage as ArrowInvalid (a ValueError) or OSError.
+    except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, PermissionError | FileNotFoundError):
+            raise unreadable(file.path, error) from error
+        raise UserError(
+            f"{file.path}, row {row:,}: not a readable parquet file",
+            str(error).partition("\n")[0] or type(error).__name__,
+            "it may be cut short: fetch it again, and compare its size with the original",
+        ) from error
+
+
+def _text_type(schema: Any, column: str, path: Path) -> Any:
+    """The plain string type to read a column as, or what is wrong with it."""
+    import pyarrow as pa
+
+    if column not in schema.names:
+        raise missing_column(str(path), column, schema.names)
+    kind = schema.field(column).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_null(kind):
+        return pa.string()  # a column of nothing but empty documents
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"):
+        raise UserError(f"{path}: column '{column}' is not text but {kind}")
+    return pa.string() if pa.types.is_string(kind) else pa.large_string()
+
+
+def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
+    """The row groups that hold rows from `row` on, and how many rows lie before them."""
+    before = 0
+    for group in range(metadata.num_row_groups):
+        rows = metadata.row_group(group).num_rows
+        if before + rows > row:
+            return list(range(group, metadata.num_row_groups)), before
+        before += rows
+    return [], before
+
+
+def _rows_per_batch(table: Any, column: str) -> int:
+    metadata = table.metadata
+    # With nested columns beside it, the text is not at its number in the schema.
+    number = next((n for n in range(metadata.num_columns) if table.schema.column(n).path == column), 0)
+    groups = range(metadata.num_row_groups)
+    size = sum(metadata.row_group(group).column(number).total_uncompressed_size for group in groups)
+    return max(1, int(BATCH_BYTES / max(1.0, size / max(1, metadata.num_rows))))
+
+
+def _parquet_batch(array: Any, source: int, first_row: int) -> Batch:
+    """Texts straight from Arrow's buffers: sizes and digests come without encoding anything again."""
+    count = len(array)
+    batch = Batch(end=Place(source, first_row + count))
+    offset_type = np.int32 if str(array.type) == "string" else np.int64
+    _, offsets, data = array.buffers()
+    at = np.frombuffer(
+        offsets, offset_type, count + 1, array.offset * np.dtype(offset_type).itemsize
+    ).tolist()
+    raw = memoryview(data) if data is not None else memoryview(b"")
+    null = array.is_null().to_pylist() if array.null_count else None
+    for number in range(count):
+        start, stop = at[number], at[number + 1]
+        if start == stop or (null is not None and null[number]):
+            batch.n_empty += 1
+            continue
+        document: bytes | memoryview = raw[start:stop]
+        try:
+            text = str(document, "utf-8")
+        except UnicodeDecodeError:
+            text, bad = _decode(bytes(document))
+            batch.n_bad += bad
+            document = text.encode()
+        batch.add(text, len(document), document_digest(document), True, Place(source, first_row + number + 1))
+    return batch
