@@ -7,22 +7,17 @@ not what it says stops it at once, with the place.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
-import numpy as np
-
-from onecard.data.sources import SourceFile, open_stream, unreadable
+from onecard.data.sources import SourceFile, open_stream
 from onecard.data.tokenizer import well_formed
-from onecard.errors import UserError, missing_package
+from onecard.errors import UserError
 
 # About this much text is handed on at a time: small enough for bounded memory, large enough that
 # what a batch costs besides its text does not show.
@@ -116,11 +111,10 @@ def read_batches(file: SourceFile, column: str, start: Place, scratch: Path) -> 
         yield from _jsonl(file, column, start)
     elif file.kind == "text":
         yield from _text(file, start)
-    elif file.compression:
-        with _unpacked(file, scratch) as path:
-            yield from _parquet(file, path, column, start)
     else:
-        yield from _parquet(file, file.path, column, start)
+        from onecard.data.parquet import read_parquet
+
+        yield from read_parquet(file, column, start, scratch)
     yield Batch(end=Place(start.source + 1), read=file.size)
 
 
@@ -159,7 +153,7 @@ def _text_batch(file: SourceFile, raw: bytes, digest: int | None, ends: bool, af
     if ends:
         # Nothing is left of the file: going on from here must not find an empty end of it.
         after = Place(after.source + 1)
-    text, batch.n_bad = _decode(raw)
+    text, batch.n_bad = decode(raw)
     if text or not first:
         if batch.n_bad:
             raw = text.encode()
@@ -211,7 +205,7 @@ def skip_bytes(stream: BinaryIO, count: int) -> None:
         count -= len(block)
 
 
-def _decode(raw: bytes) -> tuple[str, int]:
+def decode(raw: bytes) -> tuple[str, int]:
     """The text, and how many places were not UTF-8."""
     try:
         return raw.decode("utf-8"), 0
@@ -229,7 +223,7 @@ def _jsonl(file: SourceFile, column: str, start: Place) -> Iterator[Batch]:
         batch, place = Batch(), start
         for raw in stream:
             place = Place(place.source, place.item + 1, place.offset + len(raw))
-            line, bad = _decode(raw)
+            line, bad = decode(raw)
             batch.n_bad += bad
             if place.item == 1:
                 line = line.removeprefix("\ufeff")
@@ -277,120 +271,3 @@ def missing_column(place: str, column: str, there: list[str]) -> UserError:
         f"there are: {', '.join(there) or 'none'}",
         f"--text-column {near[0]}" if near else "",
     )
-
-
-# ---------------------------------------------------------------- parquet
-
-
-@contextlib.contextmanager
-def _unpacked(file: SourceFile, scratch: Path) -> Iterator[Path]:
-    """Parquet is read from its end, which a compressed stream does not offer: unpack it first."""
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix=".unpacked-", suffix=".parquet") as copy:
-        with open_stream(file) as stream:
-            shutil.copyfileobj(stream, copy, PIECE_BYTES)
-        copy.flush()
-        yield Path(copy.name)
-
-
-def _parquet(file: SourceFile, path: Path, column: str, start: Place) -> Iterator[Batch]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise missing_package("pyarrow", "train", "reading parquet") from error
-    row = start.item
-    try:
-        # Without read-ahead of whole row groups: a batch of one column at a time.
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as table:
-            kind = _text_type(table.schema_arrow, column, file.path)
-            groups, before = _groups_from(table.metadata, row)
-            rows = max(1, table.metadata.num_rows)
-            per_batch = _rows_per_batch(table, column)
-            skip = row - before
-            for part in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
-                array = part.column(0)
-                if skip:
-                    skipped = min(skip, len(array))
-                    skip -= skipped
-                    array = array.slice(skipped)
-                    if not len(array):
-                        continue
-                # One layout for plain, dictionary and view columns.
-                if array.type != kind:
-                    array = array.cast(kind)
-                batch = _parquet_batch(array, start.source, row)
-                row += len(array)
-                batch.read = file.size * row // rows
-                yield batch
-    # pyarrow reports damage as ArrowInvalid (a ValueError) or OSError.
-    except (pa.ArrowException, ValueError, OSError) as error:
-        if isinstance(error, PermissionError | FileNotFoundError):
-            raise unreadable(file.path, error) from error
-        raise UserError(
-            f"{file.path}, row {row:,}: not a readable parquet file",
-            str(error).partition("\n")[0] or type(error).__name__,
-            "it may be cut short: fetch it again, and compare its size with the original",
-        ) from error
-
-
-def _text_type(schema: Any, column: str, path: Path) -> Any:
-    """The plain string type to read a column as, or what is wrong with it."""
-    import pyarrow as pa
-
-    if column not in schema.names:
-        raise missing_column(str(path), column, schema.names)
-    kind = schema.field(column).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_null(kind):
-        return pa.string()  # a column of nothing but empty documents
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"):
-        raise UserError(f"{path}: column '{column}' is not text but {kind}")
-    return pa.string() if pa.types.is_string(kind) else pa.large_string()
-
-
-def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
-    """The row groups that hold rows from `row` on, and how many rows lie before them."""
-    before = 0
-    for group in range(metadata.num_row_groups):
-        rows = metadata.row_group(group).num_rows
-        if before + rows > row:
-            return list(range(group, metadata.num_row_groups)), before
-        before += rows
-    return [], before
-
-
-def _rows_per_batch(table: Any, column: str) -> int:
-    metadata = table.metadata
-    # With nested columns beside it, the text is not at its number in the schema.
-    number = next((n for n in range(metadata.num_columns) if table.schema.column(n).path == column), 0)
-    groups = range(metadata.num_row_groups)
-    size = sum(metadata.row_group(group).column(number).total_uncompressed_size for group in groups)
-    return max(1, int(BATCH_BYTES / max(1.0, size / max(1, metadata.num_rows))))
-
-
-def _parquet_batch(array: Any, source: int, first_row: int) -> Batch:
-    """Texts straight from Arrow's buffers: sizes and digests come without encoding anything again."""
-    count = len(array)
-    batch = Batch(end=Place(source, first_row + count))
-    offset_type = np.int32 if str(array.type) == "string" else np.int64
-    _, offsets, data = array.buffers()
-    at = np.frombuffer(
-        offsets, offset_type, count + 1, array.offset * np.dtype(offset_type).itemsize
-    ).tolist()
-    raw = memoryview(data) if data is not None else memoryview(b"")
-    null = array.is_null().to_pylist() if array.null_count else None
-    for number in range(count):
-        start, stop = at[number], at[number + 1]
-        if start == stop or (null is not None and null[number]):
-            batch.n_empty += 1
-            continue
-        document: bytes | memoryview = raw[start:stop]
-        try:
-            text = str(document, "utf-8")
-        except UnicodeDecodeError:
-            text, bad = _decode(bytes(document))
-            batch.n_bad += bad
-            document = text.encode()
-        batch.add(text, len(document), document_digest(document), True, Place(source, first_row + number + 1))
-    return batch
