@@ -21,7 +21,7 @@ INTERRUPTED = 130
 HELP = """\
 onecard: pretrain language models on the one graphics card you own
 
-  onecard prepare FILES...      text into training tokens under data/NAME (or: prepare stdlib)
+  onecard prepare FILES...      text into training tokens under data/NAME (or: prepare fineweb --tokens 3.2B)
   onecard train CONFIG.py       train; nanoGPT's configs and --name=value flags as they are
   onecard sample --out_dir=DIR  draw text from a run
   onecard export DIR TARGET     a run's model for Hugging Face or nanoGPT

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
+from onecard.data.catalogue import NAMES
 from onecard.errors import UserError, missing_package
 
 STDLIB = "stdlib"
@@ -195,11 +196,13 @@ def _is_binary(file: SourceFile) -> bool:
 
 def _missing(path: Path) -> UserError:
     parent = path.parent if path.parent.is_dir() else Path()
-    near = difflib.get_close_matches(path.name, [entry.name for entry in parent.iterdir()] + [STDLIB], n=3)
+    near = difflib.get_close_matches(
+        path.name, [*(entry.name for entry in parent.iterdir()), STDLIB, *NAMES], n=3
+    )
     return UserError(
-        f"there is no file or folder {path}",
+        f"there is no file or folder {path}, and no dataset of that name",
         f"did you mean {', '.join(near)}?" if near else "",
-        "onecard prepare FILES-OR-FOLDERS, or: onecard prepare stdlib",
+        f"onecard prepare FILES-OR-FOLDERS, or one of: {', '.join([*NAMES, STDLIB])}",
     )
 
 
