@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import importlib
 import json
-import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from onecard.data.tokenizer import EOT_TEXT, Tokenizer, in_one_row, well_formed
 from onecard.errors import missing_package
+from onecard.hardware.cpu import usable_cores
 
 # Unicode White_Space, which is what \s means to both libraries (Python's own \s has four more).
 _WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -138,7 +138,7 @@ class BpeTokenizer(Tokenizer):
 
     def _encode_batch_in_threads(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """tiktoken lets go of the interpreter while it works, so threads are enough."""
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             return in_one_row(list(pool.map(self.encode_array, texts)))
 
     def _fast_encoder(self) -> Any:

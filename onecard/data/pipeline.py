@@ -6,7 +6,6 @@ is shared, and a killed prepare leaves no orphans. What is in flight is bounded 
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections import deque
@@ -20,11 +19,12 @@ from numpy.typing import NDArray
 
 from onecard.data.reading import BATCH_BYTES, Batch
 from onecard.data.tokenizer import Tokenizer
+from onecard.hardware.cpu import usable_cores
 
 # Batches read ahead, and calls to the encoder under way. The encoder uses all cores by itself; with more
 # than two of them a second call pays, which converts its strings while the first one computes.
 _READ_AHEAD = 4
-_ENCODERS = 2 if (os.cpu_count() or 1) > 2 else 1
+_ENCODERS = 2 if usable_cores() > 2 else 1
 
 # Files of less than this go together.
 _NOTES_BYTES = 64 * 2**10
