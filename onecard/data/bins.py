@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from onecard.data.catalogue import NAMES
 from onecard.errors import UserError
 
 META_SCHEMA = 1
@@ -311,9 +312,10 @@ def _missing(data_dir: Path, split: Split) -> UserError:
     known = datasets_in(data_dir.parent)
     name = data_dir.name
     listing = f"datasets under {data_dir.parent}: {', '.join(known)}" if known else ""
-    command = (
-        f"onecard prepare {name}" if name == "stdlib" else f"onecard prepare FILES-OR-FOLDER --name {name}"
-    )
+    by_name = {"fineweb": "fineweb --tokens 3.2B", "stdlib": "stdlib"} | {
+        n: n for n in NAMES if n != "fineweb"
+    }
+    command = f"onecard prepare {by_name.get(name, f'FILES-OR-FOLDER --name {name}')}"
     if not data_dir.is_dir():
         what = f"there is no dataset {data_dir}"
     elif split == "val" and _split_files(data_dir, "train"):
