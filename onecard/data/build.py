@@ -17,7 +17,7 @@ from onecard.data.bins import META_SCHEMA
 from onecard.data.origin import LocalFiles, Origin
 from onecard.data.pipeline import ByHash, ByTail, Encoded, encode_all
 from onecard.data.progress import Progress
-from onecard.data.reading import DIGEST_SPAN, Place
+from onecard.data.reading import DIGEST_SPAN, Batch, Place
 from onecard.data.sources import Tally
 from onecard.data.tokenizer import CharTokenizer, Tokenizer
 from onecard.data.writer import SPLITS, DamagedError, DatasetWriter, Mode, discard
@@ -45,7 +45,7 @@ class Job:
     tally: Tally
     lowest: int = DIGEST_SPAN
     highest: int = -1
-    # The meta.json of when the last whole file was done: what is kept when the next one is damaged.
+    # As it was when the last whole file was done: what is kept when the next one is damaged.
     at_file_end: dict[str, Any] | None = None
 
     @property
@@ -130,21 +130,16 @@ def _write_with(job: Job, rule: ByHash | ByTail) -> DatasetWriter:
         # From now on the bins may be longer than meta.json says; the journal tells readers why.
         writer.commit(job.meta, job.extra())
     tally = Tally(**job.meta["passed_over"]) if job.meta else dataclasses.replace(job.tally)
-    place, characters = job.place, job.seen_characters
-    inside = bool((job.meta.get("position") or {}).get("inside_document"))
-    unreleased = place.source
+    position = dict(job.meta["position"]) if job.meta else Place()._asdict()
+    # How far everything agrees: an interruption in the middle of a batch goes back to it.
+    reached = {"splits": writer.facts(), "passed_over": dataclasses.asdict(tally), "position": position}
+    unreleased = position["source"]
     for number in range(unreleased):
         job.origin.release(number)  # a kill may have come between a commit and this
-    began = (sum(job.origin.size(n) for n in range(place.source)), writer.tokens("train"), writer.documents())
-    enough = job.tokens is not None and began[1] >= job.tokens and not inside
-    batches = job.origin.read(job.recipe["text_column"], place, job.folder)
+    began = (sum(job.origin.size(n) for n in range(unreleased)), writer.tokens("train"), writer.documents())
+    enough = job.tokens is not None and began[1] >= job.tokens and not position.get("inside_document")
+    batches = job.origin.read(job.recipe["text_column"], job.place, job.folder)
     encoded = encode_all(batches, job.tokenizer, rule, job.dtype)
-
-    def describe(reading: bool = True) -> dict[str, Any]:
-        where = {"characters": characters, "inside_document": inside}
-        position = place._asdict() | {key: value for key, value in where.items() if value}
-        return _meta(job, rule, writer.facts(), tally, position, reading)
-
     try:
         with Progress("tokenizing", job.origin.total_bytes, job.show, job.tokens, began) as progress:
             while not enough:
@@ -152,35 +147,33 @@ def _write_with(job: Job, rule: ByHash | ByTail) -> DatasetWriter:
                     part = next(encoded, None)
                 except UserError as error:
                     # A damaged file: what is kept ends with the last whole one, so that it can be replaced.
-                    _keep(job, writer, error)
+                    _keep(job, rule, writer, error)
                     raise
                 if part is None:
                     break
-                batch = part.batch
                 stop = _append(writer, part, job.tokens)
-                if stop is None:
-                    place, characters = batch.end, batch.characters
-                    inside = not batch.ends[-1] if batch.ends else inside
-                    tally.empty_documents += batch.n_empty
-                    tally.bad_bytes += batch.n_bad
-                else:
-                    place, enough, inside = batch.after[stop], True, False
-                    tally.empty_documents += batch.empty[stop]
-                    tally.bad_bytes += batch.bad[stop]
+                enough = stop is not None
+                position = _position_after(part.batch, stop, position)
+                _count_passed_over(tally, part.batch, stop)
+                reached = {
+                    "splits": writer.facts(), "passed_over": dataclasses.asdict(tally), "position": position,
+                }  # fmt: skip
                 if isinstance(rule, ByHash):
                     job.lowest, job.highest = min(job.lowest, rule.lowest), max(job.highest, rule.highest)
-                if place.item == 0:
-                    job.at_file_end = describe()
-                if writer.commit_is_due or (place.source > unreleased and job.origin.dataset is not None):
-                    job.meta = describe()
+                if position["item"] == 0:
+                    job.at_file_end = reached
+                finished_file = position["source"] > unreleased
+                if writer.commit_is_due or (finished_file and job.origin.dataset is not None):
+                    job.meta = _meta(job, rule, reached)
                     writer.commit(job.meta, job.extra())
-                    while unreleased < place.source:
-                        job.origin.release(unreleased)
-                        unreleased += 1
-                progress.update(batch.read, writer.tokens("train"), writer.documents(), job.origin.status())
-        job.meta = describe(reading=False)
+                    for number in range(unreleased, position["source"]):
+                        job.origin.release(number)
+                    unreleased = position["source"]
+                counts = (part.batch.read, writer.tokens("train"), writer.documents())
+                progress.update(*counts, job.origin.status())
+        job.meta = _meta(job, rule, reached, reading=False)
     except (KeyboardInterrupt, SystemExit):
-        job.meta = describe()
+        job.meta = _meta(job, rule, reached)
         writer.commit(job.meta, job.extra())
         writer.close()
         raise
@@ -192,9 +185,30 @@ def _write_with(job: Job, rule: ByHash | ByTail) -> DatasetWriter:
     return writer
 
 
+def _position_after(batch: Batch, stop: int | None, before: dict[str, Any]) -> dict[str, Any]:
+    """Where the next text begins, for meta.json; with what the rules need to know in the middle of one."""
+    if stop is not None:
+        return batch.after[stop]._asdict()
+    position: dict[str, Any] = batch.end._asdict()
+    if batch.characters:
+        position["characters"] = batch.characters
+    if not batch.ends[-1] if batch.ends else before.get("inside_document"):
+        position["inside_document"] = True
+    return position
+
+
+def _count_passed_over(tally: Tally, batch: Batch, stop: int | None) -> None:
+    tally.empty_documents += batch.n_empty if stop is None else batch.empty[stop]
+    tally.bad_bytes += batch.n_bad if stop is None else batch.bad[stop]
+
+
 def _open_writer(job: Job) -> DatasetWriter:
     try:
-        return DatasetWriter(job.folder, job.mode, job.dtype, job.tokenizer.eot, job.meta)
+        so_far = job.meta.get("splits") or {}
+        if job.meta.get("split") == BY_TAIL:
+            # meta.json counts the document in both splits; it ends in validation.
+            so_far = so_far | {"train": so_far["train"] | {"documents": 0}}
+        return DatasetWriter(job.folder, job.mode, job.dtype, job.tokenizer.eot, so_far)
     except DamagedError as error:
         if job.mode == "append":
             raise UserError(
@@ -235,31 +249,29 @@ def _append(writer: DatasetWriter, part: Encoded, wanted: int | None) -> int | N
     return stop
 
 
-def _keep(job: Job, writer: DatasetWriter, error: UserError) -> None:
+def _keep(job: Job, rule: ByHash | ByTail, writer: DatasetWriter, error: UserError) -> None:
     """Write down the last whole file before an error goes up, so that the next start continues there."""
     if job.at_file_end is None:
         discard(job.folder)
         return
-    job.meta = job.at_file_end
+    job.meta = _meta(job, rule, job.at_file_end)
     writer.commit(job.meta, job.extra())
-    if kept := sum(int(part["tokens"]) for part in job.meta["splits"].values()):
-        error.why = "\n".join(filter(None, [error.why, f"{kept:,} tokens from before it are kept"]))
+    if job.meta["tokens"]:
+        kept = f"{job.meta['tokens']:,} tokens from before it are kept"
+        error.why = "\n".join(filter(None, [error.why, kept]))
         again = "then run the same command again: it continues there"
         error.hint = "\n".join(filter(None, [error.hint, again]))
 
 
 def _meta(
-    job: Job,
-    rule: ByHash | ByTail,
-    splits: dict[str, dict[str, Any]],
-    tally: Tally,
-    position: dict[str, Any],
-    reading: bool,
+    job: Job, rule: ByHash | ByTail, reached: dict[str, Any], *, reading: bool = True
 ) -> dict[str, Any]:
     """meta.json of what is written. It depends on nothing but the text and the request.
 
     While a file is being `reading`, its hash is not there yet.
     """
+    position, tally = reached["position"], Tally(**reached["passed_over"])
+    splits = {split: dict(part) for split, part in reached["splits"].items()}
     tokens = sum(part["tokens"] for part in splits.values())
     text_bytes = sum(part["text_bytes"] for part in splits.values())
     documents = sum(part["documents"] for part in splits.values())
@@ -287,7 +299,7 @@ def _meta(
         "text_bytes": text_bytes,
         "bytes_per_token": round(text_bytes / max(1, tokens), 6),
         "position": position,
-        "passed_over": dataclasses.asdict(tally),
+        "passed_over": reached["passed_over"],
         "notes": notes,
     }
 

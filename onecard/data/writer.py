@@ -97,18 +97,17 @@ class DatasetWriter:
     """Both splits, the journal and meta.json. The folder must be locked (see `locked_folder`)."""
 
     def __init__(self, folder: Path, mode: Mode, dtype: str, eot: int | None, so_far: dict[str, Any]) -> None:
-        """`so_far`: the meta.json of what is continued; its `splits` say how much of the bins counts."""
+        """`so_far`: facts of each split that is continued; they say how much of its bin counts."""
         self.folder, self.mode = folder, mode
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._eot_1 = None if eot is None else np.array([eot], self._dtype)
         self._committed_at = time.monotonic()
-        splits = so_far.get("splits") or {}
         ending = PARTIAL if mode == "new" else ""
         self._splits: dict[Split, _SplitWriter] = {}
         try:
             for split in SPLITS:
                 path = folder / f"{split}.bin{ending}"
-                self._splits[split] = _SplitWriter(path, self._dtype, splits.get(split) or {})
+                self._splits[split] = _SplitWriter(path, self._dtype, so_far.get(split) or {})
         except OSError as error:
             raise cannot_write(folder, error) from error
 

@@ -211,7 +211,7 @@ def test_a_kill_at_each_rename_and_fsync_changes_nothing(
 # ---------------------------------------------------------------- errors and interruptions
 
 
-FAULTS = ["encoder", "disk full", "rename", "interrupt"]
+FAULTS = ["encoder", "disk full", "rename", "interrupt", "interrupt between splits"]
 
 
 def inject(kind: str, monkeypatch: pytest.MonkeyPatch) -> type[BaseException]:
@@ -234,6 +234,8 @@ def inject(kind: str, monkeypatch: pytest.MonkeyPatch) -> type[BaseException]:
         "rename": (Path, "replace", 12, full),
         "encoder": (ByteTokenizer, "encode_batch", 10, ValueError("bug")),
         "interrupt": (writer._SplitWriter, "append", 10, KeyboardInterrupt()),
+        # Every batch appends to train, then to val: this comes in the middle of one.
+        "interrupt between splits": (writer.DatasetWriter, "append", 11, KeyboardInterrupt()),
     }
     target, name, limit, error = patches[kind]
     monkeypatch.setattr(target, name, fails_at(limit, error, getattr(target, name)))
@@ -292,6 +294,35 @@ def test_a_failure_while_growing_leaves_the_old_tokens(
     assert tokens.read(0, count).astype("<u2").tobytes() == before["train.bin"]
     run(corpus, root=tmp_path)
     assert outputs(folder) == outputs(run(corpus, root=tmp_path / "calm").folder)
+
+
+@pytest.mark.parametrize("form", ["text", "copies"])
+@pytest.mark.parametrize("calls", [3, 4, 9, 10])
+def test_the_only_document_continues_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_steps: None, form: str, calls: int
+) -> None:
+    """Split by its tail, in pieces or in several copies: the cut stays where it was."""
+    if form == "text":
+        path = tmp_path / "play.txt"
+        path.write_text("To be, or not to be, that is the question. ñ\n" * 150)
+    else:
+        path = tmp_path / "copies.jsonl"
+        path.write_text((json.dumps({"text": "abcdefghij" * 100}) + "\n") * 6)
+    expected = outputs(run(path, root=tmp_path / "calm").folder)
+    original, count = writer.DatasetWriter.append, 0
+
+    def interrupted(*args: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == calls:
+            raise KeyboardInterrupt
+        original(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer.DatasetWriter, "append", interrupted)
+        run(path, root=tmp_path)
+    folder = run(path, root=tmp_path).folder
+    assert_same(folder, expected)
 
 
 @pytest.mark.parametrize("damage", ["broken line", "truncated parquet", "damaged gzip"])
