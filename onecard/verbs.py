@@ -77,15 +77,16 @@ def prepare(
     """
     need_package("numpy", "train", "preparing data")
     from onecard.data.prepare import prepare as run_prepare
-    from onecard.data.prepare import summary
-    from onecard.data.request import dataset_name, parse_count
+    from onecard.data.prepared import summary
+    from onecard.data.request import dataset_name, named_dataset, parse_count
 
     if check:
         from onecard.data.check import check as run_check
 
         given = Path(inputs[0]) if inputs else Path()
         is_dataset = name is None and (given / "train.bin").exists()
-        report = run_check(given if is_dataset else out_root / dataset_name(list(inputs), name))
+        named = named_dataset(list(inputs), dump, edu)
+        report = run_check(given if is_dataset else out_root / dataset_name(list(inputs), name, named))
         print(json.dumps(report.to_json(), indent=1) if as_json else report.text())
         return 0 if report.ok else 1
     facts = run_prepare(

@@ -114,9 +114,15 @@ class TokenFile:
         return cls([Path(path)], np.dtype(dtype).newbyteorder("<"), vocab_size)
 
     def _map(self, paths: list[Path], growing: bool = False) -> None:
-        limit = _counted_while_growing(paths[0].parent, self._split) if self._split else None
-        growing = growing or limit is not None
-        self._parts = [_Part(path, self._dtype, growing, limit) for path in paths]
+        while True:
+            limit = _counted_while_growing(paths[0].parent, self._split) if self._split else None
+            parts = [_Part(path, self._dtype, growing or limit is not None, limit) for path in paths]
+            # prepare may have begun or ended between the look and the mapping.
+            if not self._split or limit == _counted_while_growing(paths[0].parent, self._split):
+                break
+            for part in parts:
+                part.close()
+        self._parts = parts
         self._ends = list(np.cumsum([len(part.tokens_N) for part in self._parts], dtype=np.int64).tolist())
 
     @property
@@ -287,7 +293,12 @@ def open_split(data_dir: Path | str, split: Split, block_size: int, vocab_size: 
 
 def _counted_while_growing(data_dir: Path, split: Split) -> int | None:
     """What meta.json counts, if prepare is appending to the bins (or was, when it was killed)."""
-    if not (data_dir / JOURNAL_NAME).exists():
+    try:
+        journal = json.loads((data_dir / JOURNAL_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    # A new dataset under way has partial files of its own; these bins are then the old ones, whole.
+    if not isinstance(journal, dict) or journal.get("mode") != "append":
         return None
     meta = read_meta(data_dir)
     counted = ((meta or {}).get("splits") or {}).get(split, {}).get("tokens")

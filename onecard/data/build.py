@@ -18,7 +18,7 @@ from onecard.data.origin import LocalFiles, Origin
 from onecard.data.pipeline import ByHash, ByTail, Encoded, encode_all
 from onecard.data.progress import Progress
 from onecard.data.reading import DIGEST_SPAN, Batch, Place
-from onecard.data.sources import Tally
+from onecard.data.sources import BadFileError, Tally
 from onecard.data.tokenizer import CharTokenizer, Tokenizer
 from onecard.data.writer import SPLITS, DamagedError, DatasetWriter, Mode, discard
 from onecard.errors import UserError
@@ -72,9 +72,8 @@ class Job:
 
 def write_dataset(job: Job) -> dict[str, Any]:
     """Fill both splits up to what is wanted; go over the text again where the first cut left one empty."""
-    rule = _rule(job)
-    writer = _write_with(job, rule)
-    if isinstance(rule, ByHash) and job.mode == "new" and len(_used(job)) < len(SPLITS):
+    writer = _write_with(job, None)
+    if job.meta["split"] == BY_HASH and job.mode == "new" and len(_used(job)) < len(SPLITS):
         writer.close()
         if not _used(job):
             raise _nothing(job)
@@ -123,9 +122,11 @@ def _tail_rule(job: Job) -> ByTail:
     return ByTail(int(n_characters * (1 - max(fraction, 1 / n_characters))))
 
 
-def _write_with(job: Job, rule: ByHash | ByTail) -> DatasetWriter:
+def _write_with(job: Job, rule: ByHash | ByTail | None) -> DatasetWriter:
     """From where the job is to its end (or to enough tokens), with a commit every few seconds."""
     writer = _open_writer(job)
+    # After the writer: it begins anew where what it finds is not what the journal says.
+    rule = rule or _rule(job)
     if job.mode == "append":
         # From now on the bins may be longer than meta.json says; the journal tells readers why.
         writer.commit(job.meta, job.extra())
@@ -137,17 +138,22 @@ def _write_with(job: Job, rule: ByHash | ByTail) -> DatasetWriter:
     for number in range(unreleased):
         job.origin.release(number)  # a kill may have come between a commit and this
     began = (sum(job.origin.size(n) for n in range(unreleased)), writer.tokens("train"), writer.documents())
-    enough = job.tokens is not None and began[1] >= job.tokens and not position.get("inside_document")
+    enough = _is_enough(job, writer) and not position.get("inside_document")
     batches = job.origin.read(job.recipe["text_column"], job.place, job.folder)
-    encoded = encode_all(batches, job.tokenizer, rule, job.dtype)
+    progress = Progress("tokenizing", job.origin.total_bytes, job.show, job.tokens, began)
+    counts = began
+    encoded = encode_all(
+        batches, job.tokenizer, rule, job.dtype, lambda: progress.update(*counts, job.origin.status())
+    )
     try:
-        with Progress("tokenizing", job.origin.total_bytes, job.show, job.tokens, began) as progress:
+        with progress:
             while not enough:
                 try:
                     part = next(encoded, None)
                 except UserError as error:
-                    # A damaged file: what is kept ends with the last whole one, so that it can be replaced.
-                    _keep(job, rule, writer, error)
+                    # A damaged file will be replaced: what is kept ends with the last whole one.
+                    kept = job.at_file_end if isinstance(error, BadFileError) else reached
+                    _keep(job, rule, writer, kept, error)
                     raise
                 if part is None:
                     break
@@ -158,8 +164,8 @@ def _write_with(job: Job, rule: ByHash | ByTail) -> DatasetWriter:
                 reached = {
                     "splits": writer.facts(), "passed_over": dataclasses.asdict(tally), "position": position,
                 }  # fmt: skip
-                if isinstance(rule, ByHash):
-                    job.lowest, job.highest = min(job.lowest, rule.lowest), max(job.highest, rule.highest)
+                written = part.batch.digests[: None if stop is None else stop + 1]
+                job.lowest, job.highest = min([job.lowest, *written]), max([job.highest, *written])
                 if position["item"] == 0:
                     job.at_file_end = reached
                 finished_file = position["source"] > unreleased
@@ -183,6 +189,10 @@ def _write_with(job: Job, rule: ByHash | ByTail) -> DatasetWriter:
     finally:
         encoded.close()
     return writer
+
+
+def _is_enough(job: Job, writer: DatasetWriter) -> bool:
+    return job.tokens is not None and writer.tokens("train") >= job.tokens and writer.tokens("val") > 0
 
 
 def _position_after(batch: Batch, stop: int | None, before: dict[str, Any]) -> dict[str, Any]:
@@ -225,17 +235,21 @@ def _open_writer(job: Job) -> DatasetWriter:
 def _append(writer: DatasetWriter, part: Encoded, wanted: int | None) -> int | None:
     """Write a batch; the number of the text after which there is enough, or None.
 
-    A text is never cut: enough is reached with the first document that brings it.
+    A text is never cut: enough is reached with the first document that brings it, and there must be
+    something to validate on.
     """
     batch, offsets, ids_N = part.batch, part.offsets, part.ids_N
     count, stop = len(batch.sizes), None
     if wanted is not None:
         missing = wanted - writer.tokens("train")
+        no_val = writer.tokens("val") == 0
         eot = int(writer.has_eot)
         for number in range(count):
-            if not part.held_out[number]:
+            if part.held_out[number]:
+                no_val = False
+            else:
                 missing -= offsets[number + 1] - offsets[number] + eot * batch.ends[number]
-            if missing <= 0 and batch.ends[number]:
+            if missing <= 0 and batch.ends[number] and not no_val:
                 count, stop = number + 1, number
                 break
     for split, is_val in (("train", False), ("val", True)):
@@ -249,12 +263,14 @@ def _append(writer: DatasetWriter, part: Encoded, wanted: int | None) -> int | N
     return stop
 
 
-def _keep(job: Job, rule: ByHash | ByTail, writer: DatasetWriter, error: UserError) -> None:
-    """Write down the last whole file before an error goes up, so that the next start continues there."""
-    if job.at_file_end is None:
+def _keep(
+    job: Job, rule: ByHash | ByTail, writer: DatasetWriter, reached: dict[str, Any] | None, error: UserError
+) -> None:
+    """Write down how far it came before an error goes up, so that the next start continues there."""
+    if reached is None:
         discard(job.folder)
         return
-    job.meta = _meta(job, rule, job.at_file_end)
+    job.meta = _meta(job, rule, reached)
     writer.commit(job.meta, job.extra())
     if job.meta["tokens"]:
         kept = f"{job.meta['tokens']:,} tokens from before it are kept"
@@ -282,12 +298,11 @@ def _meta(
     if splits["val"]["tokens"] < _FEW_VAL_TOKENS:
         few = splits["val"]["tokens"]
         notes.append(f"validation has only {few:,} tokens: its loss will be rough; add more text")
-    partly = position["item"] > 0
     return {
         "schema": META_SCHEMA,
         "onecard": __version__,
         **job.recipe,
-        "sources": job.origin.facts(position["source"] + partly, unfinished=partly and reading),
+        "sources": job.origin.facts(position["source"], position["item"] > 0, reading),
         "tokenizer": job.tokenizer.facts(),
         "dtype": job.dtype,
         "eot": job.tokenizer.eot,

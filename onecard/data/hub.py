@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import threading
 import time
 import urllib.parse
@@ -45,8 +46,11 @@ class RemoteFile:
 
     def __post_init__(self) -> None:
         # The path becomes one on this disk.
-        if PurePosixPath(self.path).is_absolute() or ".." in PurePosixPath(self.path).parts:
+        parts = PurePosixPath(self.path.replace("\\", "/"))
+        if parts.is_absolute() or ".." in parts.parts:
             raise ValueError(f"not a path inside a repository: {self.path}")
+        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ValueError(f"not a SHA-256: {self.sha256}")
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ def list_files(
         # Only the commit: the default answer names every file of the repository, tens of thousands of them.
         info, _ = get_json(f"{api}/revision/{revision or 'main'}?expand=sha", headers, patience)
         commit = str(info["sha"])
+        if not re.fullmatch("[0-9a-f]{40}", commit):
+            raise ValueError("not a commit")
         asked = dataset.folder or "list of files"
         try:
             entries = _tree(f"{api}/tree/{commit}", dataset.folder, headers, patience)

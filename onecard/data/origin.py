@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from onecard.data.progress import Progress
 from onecard.data.reading import Batch, Place, read_batches
-from onecard.data.sources import SourceFile, file_sha256
+from onecard.data.sources import SourceFile, file_sha256, unreadable
 from onecard.errors import UserError
 
 # Parquet of text is usually compressed to less than half, gzip and zstd to a third and less.
 _TEXT_PER_PARQUET_BYTE = 2.5
 _TEXT_PER_COMPRESSED_BYTE = 3.0
+_HASH_BLOCK = 4 * 2**20
+# Smaller files are hashed when their hash is asked for: a thread for each would cost more.
+_HASHED_LATER = 2**20
+_END_BYTES = 2**20
 
 
 class Origin(ABC):
@@ -66,14 +71,19 @@ class Origin(ABC):
     def total_bytes(self) -> int:
         return sum(self.size(number) for number in range(len(self)))
 
-    def facts(self, count: int, unfinished: bool) -> list[dict[str, Any]]:
-        """For meta.json: the first `count` files, the last without its hash if it is still being read."""
-        facts = []
-        for number in range(count):
-            entry: dict[str, Any] = {"name": self.name(number), "bytes": self.size(number)}
-            if not unfinished or number < count - 1:
-                entry["sha256"] = self.sha256(number)
-            facts.append(entry)
+    @abstractmethod
+    def partly_read(self, number: int) -> dict[str, Any]:
+        """What shows later that a file of which only the beginning was used is still the same."""
+
+    def facts(self, whole: int, partly: bool, reading: bool) -> list[dict[str, Any]]:
+        """For meta.json: so many whole files, and perhaps the one after them, as far as it was used."""
+        facts: list[dict[str, Any]] = [
+            {"name": self.name(number), "bytes": self.size(number), "sha256": self.sha256(number)}
+            for number in range(whole)
+        ]
+        if partly:
+            entry = {"name": self.name(whole), "bytes": self.size(whole)}
+            facts.append(entry if reading else entry | self.partly_read(whole))
         return facts
 
     def read(self, text_column: str, start: Place, scratch: Path) -> Iterator[Batch]:
@@ -88,15 +98,51 @@ class Origin(ABC):
             before += self.size(number)
 
 
+class _Hashing:
+    """SHA-256 of a file in a thread of its own, which ends at once when it is not wanted any more."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self._file = file
+        self._stop = threading.Event()
+        self._outcome: str | BaseException | None = None
+        self._thread: threading.Thread | None = None
+        if file.size > _HASHED_LATER:
+            self._thread = threading.Thread(target=self._run, name="onecard-hash", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        digest = hashlib.sha256()
+        try:
+            with self._file.path.open("rb") as stream:
+                while block := stream.read(_HASH_BLOCK):
+                    if self._stop.is_set():
+                        return
+                    digest.update(block)
+            self._outcome = digest.hexdigest()
+        except OSError as error:
+            self._outcome = unreadable(self._file.path, error)
+
+    def result(self) -> str:
+        if self._thread is None:
+            return file_sha256(self._file.path)
+        self._thread.join()
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        assert self._outcome is not None, "stopped"
+        return self._outcome
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
 class LocalFiles(Origin):
     """Files of this machine. Each is hashed in the background while it is read."""
 
     def __init__(self, files: list[SourceFile]) -> None:
         self.files = files
         self._modified_ns: dict[int, int] = {}
-        self._hashing: dict[int, Future[str]] = {}
+        self._hashing: dict[int, _Hashing] = {}
         self._sha256: dict[int, str] = {}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="onecard-hash")
 
     def __len__(self) -> int:
         return len(self.files)
@@ -111,7 +157,7 @@ class LocalFiles(Origin):
         file = self.files[number]
         if number not in self._hashing and number not in self._sha256:
             self._modified_ns[number] = _modified_ns(file)
-            self._hashing[number] = self._pool.submit(file_sha256, file.path)
+            self._hashing[number] = _Hashing(file)
         return file
 
     def sha256(self, number: int) -> str:
@@ -127,6 +173,10 @@ class LocalFiles(Origin):
             self._sha256[number] = digest
         return self._sha256[number]
 
+    def partly_read(self, number: int) -> dict[str, Any]:
+        # Not the hash of all of it: the rest may be a hundred times what was used.
+        return {"sha256_of_ends": _sha256_of_ends(self.files[number])}
+
     def text_bytes(self) -> int:
         return sum(_text_estimate(file) for file in self.files)
 
@@ -135,7 +185,8 @@ class LocalFiles(Origin):
         return {str(number): known[number] for number in range(count) if number in known}
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for hashing in list(self._hashing.values()):
+            hashing.stop()
 
     def continuing(
         self, listed: list[dict[str, Any]], fingerprints: dict[str, int], show: bool
@@ -156,9 +207,7 @@ class LocalFiles(Origin):
                     return None
                 file, digest = same.pop(), entry.get("sha256")
                 modified_ns = _modified_ns(file)
-                if fingerprints.get(str(number)) != modified_ns and (
-                    digest is None or file_sha256(file.path) != digest
-                ):
+                if fingerprints.get(str(number)) != modified_ns and not _is_same(file, entry):
                     return None
                 ordered.files.append(file)
                 ordered._modified_ns[number] = modified_ns
@@ -176,6 +225,24 @@ def _modified_ns(file: SourceFile) -> int:
         return file.path.stat().st_mtime_ns
     except OSError as error:
         raise UserError(f"cannot read {file.path}", str(error.strerror or error)) from error
+
+
+def _is_same(file: SourceFile, entry: dict[str, Any]) -> bool:
+    if "sha256" in entry:
+        return file_sha256(file.path) == entry["sha256"]
+    return "sha256_of_ends" in entry and _sha256_of_ends(file) == entry["sha256_of_ends"]
+
+
+def _sha256_of_ends(file: SourceFile) -> str:
+    """Of the first and the last megabyte."""
+    try:
+        with file.path.open("rb") as stream:
+            digest = hashlib.sha256(stream.read(_END_BYTES))
+            stream.seek(max(0, file.size - _END_BYTES))
+            digest.update(stream.read(_END_BYTES))
+    except OSError as error:
+        raise unreadable(file.path, error) from error
+    return digest.hexdigest()
 
 
 def _text_estimate(file: SourceFile) -> int:

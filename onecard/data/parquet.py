@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,11 @@ import numpy as np
 
 from onecard.data import reading
 from onecard.data.reading import PIECE_BYTES, Batch, Place, decode, document_digest, missing_column
-from onecard.data.sources import SourceFile, open_stream, unreadable
+from onecard.data.sources import BadFileError, SourceFile, open_stream, unreadable
 from onecard.errors import UserError, missing_package
+
+_MOST_ROWS = 4096
+UNPACKED = ".unpacked-"
 
 
 def read_parquet(file: SourceFile, column: str, start: Place, scratch: Path) -> Iterator[Batch]:
@@ -30,9 +32,17 @@ def read_parquet(file: SourceFile, column: str, start: Place, scratch: Path) -> 
 @contextlib.contextmanager
 def _unpacked(file: SourceFile, scratch: Path) -> Iterator[Path]:
     """Parquet is read from its end, which a compressed stream does not offer: unpack it first."""
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix=".unpacked-", suffix=".parquet") as copy:
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix=UNPACKED, suffix=".parquet") as copy:
         with open_stream(file) as stream:
-            shutil.copyfileobj(stream, copy, PIECE_BYTES)
+            while block := stream.read(PIECE_BYTES):
+                try:
+                    copy.write(block)
+                except OSError as error:
+                    raise UserError(
+                        f"no room to unpack {file.path} in {scratch}",
+                        str(error.strerror or error),
+                        "make room, or unpack it yourself, then run the same command again",
+                    ) from error
         copy.flush()
         yield Path(copy.name)
 
@@ -65,15 +75,16 @@ def _rows(file: SourceFile, path: Path, column: str, start: Place) -> Iterator[B
                 # One layout for plain, dictionary and view columns.
                 if array.type != kind:
                     array = array.cast(kind)
-                batch = _parquet_batch(array, start.source, row)
-                row += len(array)
-                batch.read = file.size * row // rows
-                yield batch
+                for piece in _bounded(array):
+                    batch = _parquet_batch(piece, start.source, row)
+                    row += len(piece)
+                    batch.read = file.size * row // rows
+                    yield batch
     # pyarrow reports damage as ArrowInvalid (a ValueError) or OSError.
     except (pa.ArrowException, ValueError, OSError) as error:
         if isinstance(error, PermissionError | FileNotFoundError):
             raise unreadable(file.path, error) from error
-        raise UserError(
+        raise BadFileError(
             f"{file.path}, row {row:,}: not a readable parquet file",
             str(error).partition("\n")[0] or type(error).__name__,
             "it may be cut short: fetch it again, and compare its size with the original",
@@ -92,7 +103,7 @@ def _text_type(schema: Any, column: str, path: Path) -> Any:
     if pa.types.is_null(kind):
         return pa.string()  # a column of nothing but empty documents
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"):
-        raise UserError(f"{path}: column '{column}' is not text but {kind}")
+        raise BadFileError(f"{path}: column '{column}' is not text but {kind}")
     return pa.string() if pa.types.is_string(kind) else pa.large_string()
 
 
@@ -113,7 +124,27 @@ def _rows_per_batch(table: Any, column: str) -> int:
     number = next((n for n in range(metadata.num_columns) if table.schema.column(n).path == column), 0)
     groups = range(metadata.num_row_groups)
     size = sum(metadata.row_group(group).column(number).total_uncompressed_size for group in groups)
-    return max(1, int(reading.BATCH_BYTES / max(1.0, size / max(1, metadata.num_rows))))
+    # The size is what the file says before its dictionaries are spelled out, hence the limit.
+    rows = int(reading.BATCH_BYTES / max(1.0, size / max(1, metadata.num_rows)))
+    return min(max(1, rows), _MOST_ROWS)
+
+
+def _bounded(array: Any) -> Iterator[Any]:
+    """Rows of about a batch's bytes together: a dictionary may have hidden how long they are."""
+    first, size = 0, 0
+    limit = 2 * reading.BATCH_BYTES
+    if array.nbytes <= limit:
+        yield array
+        return
+    import pyarrow.compute as pc
+
+    for number, length in enumerate(pc.binary_length(array).to_pylist()):
+        size += length or 0
+        if size >= reading.BATCH_BYTES:
+            yield array.slice(first, number + 1 - first)
+            first, size = number + 1, 0
+    if first < len(array):
+        yield array.slice(first)
 
 
 def _parquet_batch(array: Any, source: int, first_row: int) -> Batch:

@@ -26,8 +26,9 @@ from onecard.hardware.cpu import usable_cores
 _READ_AHEAD = 4
 _ENCODERS = 2 if usable_cores() > 2 else 1
 
-# Files of less than this go together.
-_NOTES_BYTES = 64 * 2**10
+# Small files go together until they are this much.
+_SMALL_FILES_BYTES = 64 * 2**10
+_WAIT_SECONDS = 0.5
 
 T = TypeVar("T")
 
@@ -50,19 +51,38 @@ class Encoded:
 
 
 def encode_all(
-    batches: Iterable[Batch], tokenizer: Tokenizer, rule: Rule, dtype: str
+    batches: Iterable[Batch],
+    tokenizer: Tokenizer,
+    rule: Rule,
+    dtype: str,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> Generator[Encoded, None, None]:
-    """Every batch with its tokens, in order. Close the iterator to stop all threads."""
-    with Ahead(lambda: merged(batches), _READ_AHEAD) as ahead, ThreadPoolExecutor(_ENCODERS) as pool:
+    """Every batch with its tokens, in order. Close the iterator to stop all threads.
+
+    An error of the reader comes after everything that was read before it. `on_wait` is called now and
+    then while there is nothing to do, as during a download.
+    """
+    with Ahead(lambda: merged(batches), _READ_AHEAD, on_wait) as ahead, ThreadPoolExecutor(_ENCODERS) as pool:
         waiting: deque[Future[Encoded]] = deque()
+        failure: BaseException | None = None
+        ready = iter(ahead)
         try:
-            for batch in ahead:
+            while failure is None:
+                try:
+                    batch = next(ready)
+                except StopIteration:
+                    break
+                except Exception as error:
+                    failure = error
+                    break
                 labelled, held_out = rule.assign(batch)
                 waiting.append(pool.submit(_encode, labelled, held_out, tokenizer, dtype))
                 if len(waiting) > _ENCODERS:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
+            if failure is not None:
+                raise failure
         finally:
             for future in waiting:
                 future.cancel()
@@ -82,17 +102,29 @@ def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
     """
     held: Batch | None = None
     inside_file = False
-    for batch in batches:
+    failure: Exception | None = None
+    source = iter(batches)
+    while True:
+        try:
+            batch = next(source)
+        except StopIteration:
+            break
+        except Exception as error:
+            failure = error
+            break
         if held is None:
             held = batch
         else:
             held.extend(batch)
         ends_file = batch.end.item == 0
-        if held.n_bytes >= BATCH_BYTES // 2 or (ends_file and (inside_file or held.n_bytes >= _NOTES_BYTES)):
+        enough = held.n_bytes >= (_SMALL_FILES_BYTES if ends_file else BATCH_BYTES // 2)
+        if enough or (ends_file and inside_file):
             yield held
             held, inside_file = None, not ends_file
     if held is not None:
         yield held
+    if failure is not None:
+        raise failure
 
 
 class _End:
@@ -102,8 +134,11 @@ class _End:
 class Ahead(Generic[T]):
     """Runs an iterator in a thread of its own, a few items ahead of whoever consumes it."""
 
-    def __init__(self, make: Callable[[], Iterator[T]], depth: int) -> None:
+    def __init__(
+        self, make: Callable[[], Iterator[T]], depth: int, on_wait: Callable[[], None] = lambda: None
+    ) -> None:
         self._make = make
+        self._on_wait = on_wait
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="onecard-read", daemon=True)
@@ -126,7 +161,11 @@ class Ahead(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         while True:
-            item = self._ready.get()
+            try:
+                item = self._ready.get(timeout=_WAIT_SECONDS)
+            except queue.Empty:
+                self._on_wait()
+                continue
             if item is _End:
                 return
             if isinstance(item, BaseException):
@@ -154,12 +193,8 @@ class ByHash:
 
     def __init__(self, threshold: int) -> None:
         self.threshold = threshold
-        self.lowest, self.highest = 2**64, -1
 
     def assign(self, batch: Batch) -> tuple[Batch, list[bool]]:
-        if batch.digests:
-            self.lowest = min(self.lowest, min(batch.digests))
-            self.highest = max(self.highest, max(batch.digests))
         threshold = self.threshold
         return batch, [digest < threshold for digest in batch.digests]
 

@@ -10,22 +10,20 @@ import dataclasses
 import shutil
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onecard.data.bins import read_meta
 from onecard.data.build import BY_TAIL, Job, collect_characters, write_dataset
 from onecard.data.origin import LocalFiles, Origin
+from onecard.data.prepared import PreparedFacts
 from onecard.data.progress import Progress
 from onecard.data.reading import Place
 from onecard.data.request import Request, dataset_name, named_dataset
 from onecard.data.sources import STDLIB, Tally, find_sources
 from onecard.data.tokenizer import NAMES, Tokenizer, from_facts, make_tokenizer
 from onecard.data.writer import (
-    PARTIAL,
     SPLITS,
-    TOKENIZER_NAME,
     LockedFolder,
     Mode,
     cannot_write,
@@ -42,28 +40,6 @@ _LEAST_FRACTION, _MOST_FRACTION = 0.005, 0.1
 # For asking whether the disk has room, before the text is known: rather too much than too little.
 _TEXT_BYTES_PER_TOKEN = {"byte": 1.0, "char": 1.0}
 _TEXT_BYTES_PER_BPE_TOKEN = 3.0
-
-
-@dataclass(frozen=True)
-class PreparedFacts:
-    """What prepare did: the folder, and everything meta.json says."""
-
-    folder: Path
-    meta: dict[str, Any]
-    already: bool
-    seconds: float
-    tokens_before: int = 0  # what was there when this command began
-    remarks: tuple[str, ...] = ()  # about this run on this machine, not about the data
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "folder": self.folder.as_posix(),
-            "already_prepared": self.already,
-            "seconds": round(self.seconds, 3),
-            "tokens_before": self.tokens_before,
-            "remarks": list(self.remarks),
-            **self.meta,
-        }
 
 
 def prepare(
@@ -103,6 +79,12 @@ def prepare(
     )
     if request.tokenizer not in NAMES and train_tokenizer is None:
         raise UserError(f"there is no tokenizer {tokenizer!r}", hint=f"one of: {', '.join(NAMES)}")
+    if request.tokenizer == "char" and named is not None and named.repo:
+        raise UserError(
+            f"--tokenizer=char is not for {named.name}",
+            "it would have to read all of it first, to know its characters",
+            "--tokenizer=byte, or --train-tokenizer 32768",
+        )
     if val_fraction is not None and not 0 < val_fraction <= 0.5:
         raise UserError(f"val_fraction must be above 0 and at most 0.5, not {val_fraction}")
     if tokens is not None and tokens < 1:
@@ -114,6 +96,9 @@ def prepare(
     with LockedFolder(request.folder):
         try:
             done = _prepare_locked(request, origin, tally)
+        except KeyboardInterrupt:
+            _say_what_is_kept(request.folder)
+            raise
         finally:
             if origin is not None:
                 origin.close()
@@ -125,20 +110,29 @@ def prepare(
 def _prepare_locked(request: Request, local: LocalFiles | None, tally: Tally) -> PreparedFacts:
     state, mode, journal = _look(request)
     origin: Origin | None = local
+    if local is None and mode == "append" and journal is None and _has_enough(request, state):
+        # Without asking the network: the data may well be used where there is none.
+        return PreparedFacts(request.folder, state, True, 0.0, int(state["tokens"]))
     if local is None:
         origin = _remote_files(request, state)
     assert origin is not None
     try:
         if state:
             origin, differences = _continuing(request, origin, state, journal)
-            if differences:
+            if differences and not request.force:
                 raise _something_else(request, differences, journal is not None)
-            if mode == "append" and journal is None and _nothing_to_add(request, origin, state):
-                return PreparedFacts(request.folder, state, True, 0.0, int(state["tokens"]))
+            if differences:
+                discard(request.folder)
+                state, mode, journal = {}, "new", None
+        if state and mode == "append" and journal is None and _nothing_to_add(request, origin, state):
+            remarks = _fewer_than_wanted(request, state)
+            return PreparedFacts(request.folder, state, True, 0.0, int(state["tokens"]), remarks)
         recipe = _recipe(request, origin, state)
         tokenizer = from_facts(state["tokenizer"]) if state else _new_tokenizer(request, origin)
         before = int(state.get("tokens", 0))
         itemsize = 2 if tokenizer.n_vocab <= 2**16 else 4
+        if request.show and before:
+            print(f"{request.folder}: continuing after {before:,} tokens", file=sys.stderr, flush=True)
         if request.show and hasattr(origin, "announcement"):
             print(origin.announcement(itemsize, request.keep), file=sys.stderr, flush=True)
         _check_disk(request, origin, tokenizer.name, itemsize, before)
@@ -149,7 +143,8 @@ def _prepare_locked(request: Request, local: LocalFiles | None, tally: Tally) ->
         meta = write_dataset(job)
         origin.finished()
         remark = getattr(tokenizer, "bulk_note", "")
-        return PreparedFacts(request.folder, meta, False, 0.0, before, (remark,) if remark else ())
+        remarks = ((remark,) if remark else ()) + _fewer_than_wanted(request, meta)
+        return PreparedFacts(request.folder, meta, False, 0.0, before, remarks)
     finally:
         if origin is not local:
             origin.close()
@@ -169,10 +164,8 @@ def _look(request: Request) -> tuple[dict[str, Any], Mode, dict[str, Any] | None
         except OSError as error:
             raise cannot_write(folder, error) from error
         journal = None
-    if journal is not None:
-        if not request.force or not _differences(request, journal["meta"]):
-            return journal["meta"], journal["mode"], journal
-        discard(folder)
+    if journal is not None and (not request.force or not _differences(request, journal["meta"])):
+        return journal["meta"], journal["mode"], journal
     discard(folder)
     there = [p for p in (folder / n for n in ("meta.json", "train.bin", "val.bin", "meta.pkl")) if p.exists()]
     if not there or request.force:
@@ -243,9 +236,20 @@ def _continuing(
 
 
 def _nothing_to_add(request: Request, origin: Origin, state: dict[str, Any]) -> bool:
-    if request.tokens is not None and int(state["splits"]["train"]["tokens"]) >= request.tokens:
-        return True
-    return int(state["position"]["source"]) >= len(origin)
+    return _has_enough(request, state) or int(state["position"]["source"]) >= len(origin)
+
+
+def _has_enough(request: Request, state: dict[str, Any]) -> bool:
+    if request.tokens is None or _differences(request, state):
+        return False
+    return int(state["splits"]["train"]["tokens"]) >= request.tokens
+
+
+def _fewer_than_wanted(request: Request, meta: dict[str, Any]) -> tuple[str, ...]:
+    there = int(meta["splits"]["train"]["tokens"])
+    if request.tokens is None or there >= request.tokens:
+        return ()
+    return (f"{request.tokens:,} training tokens were asked for; {there:,} are all there are",)
 
 
 def _something_else(request: Request, differences: list[str], unfinished: bool) -> UserError:
@@ -314,10 +318,7 @@ def _new_tokenizer(request: Request, origin: Origin) -> Tokenizer:
     with Progress("learning the tokenizer", read_at_most, request.show) as progress:
         batches = origin.read(request.text_column, Place(), request.folder)
         texts = (text for batch in batches for text in batch.texts)
-        trained = train_bpe(texts, request.train_tokenizer, lambda read: progress.update(read, 0, 0))
-    # Beside the data, in the form other programs read.
-    (request.folder / (TOKENIZER_NAME + PARTIAL)).write_text(trained.tokenizer_json(), encoding="utf-8")
-    return trained
+        return train_bpe(texts, request.train_tokenizer, lambda read: progress.update(read, 0, 0))
 
 
 def _check_disk(request: Request, origin: Origin, tokenizer: str, itemsize: int, before: int) -> None:
@@ -341,23 +342,8 @@ def _check_disk(request: Request, origin: Origin, tokenizer: str, itemsize: int,
 # ---------------------------------------------------------------- after it
 
 
-def summary(facts: PreparedFacts) -> str:
-    """What a person wants to know about a prepared dataset, in a few lines."""
-    meta = facts.meta
-    text_mb = meta["text_bytes"] / 1e6
-    if facts.already:
-        first = f"{facts.folder}: already prepared from the same files"
-    else:
-        added = f", {meta['tokens'] - facts.tokens_before:,} tokens added" if facts.tokens_before else ""
-        first = f"{facts.folder}: prepared in {facts.seconds:.1f} s{added}"
-    lines = [
-        first,
-        f"  {len(meta['sources']):,} files, {meta['documents']:,} documents, {text_mb:,.1f} MB of text, "
-        f"tokenizer {meta['tokenizer']['name']} ({meta['tokenizer']['n_vocab']:,} ids)",
-    ]
-    for split in SPLITS:
-        part = meta["splits"][split]
-        lines.append(f"  {split:5} {part['tokens']:>14,} tokens, {part['bytes_per_token']:.2f} bytes each")
-    lines.append(f"  validation: {meta['split']}")
-    lines += [f"  note: {note}" for note in [*meta["notes"], *facts.remarks]]
-    return "\n".join(lines)
+def _say_what_is_kept(folder: Path) -> None:
+    journal = read_journal(folder)
+    kept = int(journal["meta"]["tokens"]) if journal is not None else 0
+    how = f"{kept:,} tokens are kept in {folder}; the same command continues" if kept else "nothing is kept"
+    print(f"stopped: {how}", file=sys.stderr, flush=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from onecard.data.sources import SourceFile, open_stream
+from onecard.data.sources import BadFileError, SourceFile, open_stream
 from onecard.data.tokenizer import well_formed
-from onecard.errors import UserError
 
 # About this much text is handed on at a time: small enough for bounded memory, large enough that
 # what a batch costs besides its text does not show.
@@ -28,7 +28,10 @@ PIECE_BYTES = 4 * 2**20
 _PIECES_UNCUT = 8
 _DIGEST_BYTES = 1024
 DIGEST_SPAN = 2**32
-_WHITE = b" \n\r\t"
+_CUT = re.compile(rb"(?<=[A-Za-z0-9]) (?=[A-Za-z])|(?<=\S)\n(?=\S)")
+_CUT_WINDOW = 2**16
+# A line of JSON beyond this is no document but a mistake, or a bomb.
+_LONGEST_LINE = 2**30
 _MARK = b"\xef\xbb\xbf"  # the byte order mark that some editors begin a file with
 
 
@@ -122,8 +125,7 @@ def read_batches(file: SourceFile, column: str, start: Place, scratch: Path) -> 
 
 
 def _text(file: SourceFile, start: Place) -> Iterator[Batch]:
-    """One document. Pieces are cut where white space begins after something else: GPT-2 cuts there
-    too, so the ids do not depend on it. Being cut as bytes, each can be found again by its offset."""
+    """One document. A large one comes in pieces, cut as bytes, so that each is found again by its offset."""
     with open_stream(file) as stream:
         whole = stream.read(PIECE_BYTES + 1)
         if len(whole) <= PIECE_BYTES:
@@ -167,14 +169,21 @@ def _text_batch(file: SourceFile, raw: bytes, digest: int | None, ends: bool, af
 
 
 def _place_to_cut(held: bytes) -> int:
-    """Where to cut: before the last white byte that follows another; anywhere if that does not come."""
-    at = len(held)
-    while at > 1:
-        at = max(held.rfind(sign, 1, at) for sign in (b" ", b"\n", b"\r", b"\t"))
-        if at < 1:
-            break
-        if held[at - 1] not in _WHITE:
-            return at
+    """The last place where every tokenizer here cuts anyway, seen from both sides; 0 if none is near.
+
+    Before a single space between a letter or digit and a letter, and after a single line end between
+    things that are not white. A text without any such place in _PIECES_UNCUT pieces is cut between two
+    characters, which may cost a token there.
+    """
+    for end in range(len(held), 0, -_CUT_WINDOW):
+        start = max(0, end - _CUT_WINDOW - 8)
+        for match in reversed(list(_CUT.finditer(held, start, end))):
+            if match[0] == b" ":
+                return match.start()
+            around = held[max(0, match.start() - 4) : match.start()], held[match.end() : match.end() + 4]
+            before, after = (side.decode("utf-8", "ignore") for side in around)
+            if before and after and not before[-1].isspace() and not after[0].isspace():
+                return match.end()
     if len(held) <= _PIECES_UNCUT * PIECE_BYTES:
         return 0
     # Never inside a character: its later bytes are 10xxxxxx.
@@ -221,7 +230,9 @@ def _jsonl(file: SourceFile, column: str, start: Place) -> Iterator[Batch]:
     with open_stream(file) as stream:
         skip_bytes(stream, start.offset)
         batch, place = Batch(), start
-        for raw in stream:
+        while raw := stream.readline(_LONGEST_LINE):
+            if len(raw) == _LONGEST_LINE:
+                raise BadFileError(f"{file.path}, line {place.item + 1:,} is longer than 1 GiB")
             place = Place(place.source, place.item + 1, place.offset + len(raw))
             line, bad = decode(raw)
             batch.n_bad += bad
@@ -249,24 +260,24 @@ def _field(line: str, column: str, path: Path, number: int) -> str:
     except (ValueError, RecursionError) as error:
         syntax = error if isinstance(error, json.JSONDecodeError) else None
         at = f", column {syntax.colno}" if syntax else ""
-        raise UserError(
+        raise BadFileError(
             f"{place}{at}: not JSON",
             f"{syntax.msg if syntax else error}: {line[:60]!r}",
             "each line must be one object, such as {" + f'"{column}": "…"' + "}",
         ) from error
     if not isinstance(row, dict):
-        raise UserError(f"{place}: not an object but {type(row).__name__}")
+        raise BadFileError(f"{place}: not an object but {type(row).__name__}")
     if column not in row:
         raise missing_column(place, column, [str(key) for key in row])
     text = row[column]
     if text is not None and not isinstance(text, str):
-        raise UserError(f"{place}: column '{column}' is not text but {type(text).__name__}")
+        raise BadFileError(f"{place}: column '{column}' is not text but {type(text).__name__}")
     return text or ""
 
 
-def missing_column(place: str, column: str, there: list[str]) -> UserError:
+def missing_column(place: str, column: str, there: list[str]) -> BadFileError:
     near = difflib.get_close_matches(column, there, n=1) or there[:1]
-    return UserError(
+    return BadFileError(
         f"{place}: no column '{column}'",
         f"there are: {', '.join(there) or 'none'}",
         f"--text-column {near[0]}" if near else "",

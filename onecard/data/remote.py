@@ -68,6 +68,9 @@ class RemoteFiles(Origin):
         known = self.listing.files[number].sha256
         return known if known is not None else self._sha256[number]
 
+    def partly_read(self, number: int) -> dict[str, Any]:
+        return {"sha256": self.sha256(number)}
+
     def text_bytes(self) -> int:
         return int(self.total_bytes * self._named.text_bytes_per_parquet_byte)
 

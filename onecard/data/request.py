@@ -10,7 +10,7 @@ from onecard.data import catalogue
 from onecard.data.sources import STDLIB
 from onecard.errors import UserError
 
-_COUNT = re.compile(r"([\d_,]*\.?\d+(?:e\d+)?)\s*([kmbt]?)", re.IGNORECASE)
+_COUNT = re.compile(r"(\d{1,3}(?:,\d{3})+|[\d_]*\.?\d+(?:e\d{1,2})?)\s*([kmbt]?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 

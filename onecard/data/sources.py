@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import gzip
 import hashlib
+import io
 import os
 import sys
 import sysconfig
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from onecard.data.catalogue import NAMES
 from onecard.errors import UserError, missing_package
@@ -34,6 +35,10 @@ _STDLIB_LEAST_BYTES = 2**20
 # What prepare writes is never its own input, should the text lie in the same folder.
 OUTPUT_NAMES = {"train.bin", "val.bin", "meta.json", "meta.pkl", "prepare.json", "tokenizer.json"}
 _UNFINISHED = (".partial", ".part")
+
+
+class BadFileError(UserError):
+    """A file is not what it says. It will be replaced or left out, so what was read of it does not count."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +126,11 @@ def _source(path: Path, name: str) -> SourceFile:
 def _folder_files(folder: Path, tally: Tally, output_dir: Path | None) -> list[SourceFile]:
     binary_before = tally.binary_files
     files = []
+    folder_name = folder.resolve().name
     for path in _walk(folder, leave_out=set()):
-        if output_dir is not None and path.parent.resolve() == output_dir and _is_output(path.name):
+        if output_dir is not None and _is_output(path.name) and path.parent.resolve() == output_dir:
             continue
-        file = _source(path, (Path(folder.resolve().name) / path.relative_to(folder)).as_posix())
+        file = _source(path, f"{folder_name}/{path.relative_to(folder).as_posix()}")
         if _archive(path) or (file.kind == "text" and file.size and _is_binary(file)):
             tally.binary_files += 1
             continue
@@ -225,7 +231,7 @@ def open_stream(file: SourceFile) -> Iterator[BinaryIO]:
                 yield stream
     except (OSError, EOFError, zlib.error) as error:
         if file.compression and not isinstance(error, PermissionError | FileNotFoundError):
-            raise UserError(
+            raise BadFileError(
                 f"{file.path} is damaged: it could not be decompressed",
                 str(error).partition("\n")[0] or type(error).__name__,
                 "it may be cut short: fetch it again, and compare its size with the original",
@@ -233,13 +239,32 @@ def open_stream(file: SourceFile) -> Iterator[BinaryIO]:
         raise unreadable(file.path, error) from error
 
 
-def _zstd_stream(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
+def _zstd_stream(path: Path) -> io.BufferedReader:
     try:
         import pyarrow as pa
     except ImportError as error:
         raise missing_package("pyarrow", "train", "reading .zst files") from error
-    stream: contextlib.AbstractContextManager[BinaryIO] = pa.input_stream(str(path), compression="zstd")
-    return stream
+    # Arrow's stream reads, but knows no lines.
+    return io.BufferedReader(_RawStream(pa.input_stream(str(path), compression="zstd")), 2**20)
+
+
+class _RawStream(io.RawIOBase):
+    """What io.BufferedReader needs of a stream that can only read."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._stream.read(len(buffer))
+        buffer[: len(block)] = block
+        return len(block)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def file_sha256(path: Path) -> str:

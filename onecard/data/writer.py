@@ -22,6 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onecard.data.bins import JOURNAL_NAME, META_SCHEMA, Split
+from onecard.data.bpe import BpeTokenizer
+from onecard.data.parquet import UNPACKED
+from onecard.data.tokenizer import from_facts
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk, write_json
 
@@ -94,7 +97,7 @@ class _SplitWriter:
 
 
 class DatasetWriter:
-    """Both splits, the journal and meta.json. The folder must be locked (see `locked_folder`)."""
+    """Both splits, the journal and meta.json. The folder must be locked (see LockedFolder)."""
 
     def __init__(self, folder: Path, mode: Mode, dtype: str, eot: int | None, so_far: dict[str, Any]) -> None:
         """`so_far`: facts of each split that is continued; they say how much of its bin counts."""
@@ -110,6 +113,9 @@ class DatasetWriter:
                 self._splits[split] = _SplitWriter(path, self._dtype, so_far.get(split) or {})
         except OSError as error:
             raise cannot_write(folder, error) from error
+        except DamagedError:
+            self.close()
+            raise
 
     def append(
         self, split: Split, texts: Iterable[tuple[NDArray[Any], bool]], text_bytes: int, documents: int
@@ -201,12 +207,11 @@ def read_journal(folder: Path) -> dict[str, Any] | None:
 def complete(folder: Path, journal: dict[str, Any]) -> None:
     """The last steps, each of which may already be done: renames, meta.json, and no journal any more."""
     if journal["mode"] == "new":
-        for name in (*(f"{split}.bin" for split in SPLITS), TOKENIZER_NAME):
-            partial = folder / (name + PARTIAL)
+        for split in SPLITS:
+            partial = folder / f"{split}.bin{PARTIAL}"
             if partial.exists():
-                partial.replace(folder / name)
-        if "merges" not in (journal["meta"].get("tokenizer") or {}):
-            (folder / TOKENIZER_NAME).unlink(missing_ok=True)
+                partial.replace(folder / f"{split}.bin")
+        _write_tokenizer(folder, journal["meta"]["tokenizer"])
         flush_to_disk(folder)
     # After the bins: it counts their tokens, so a reader notices a mix.
     write_json(folder / "meta.json", journal["meta"])
@@ -215,11 +220,22 @@ def complete(folder: Path, journal: dict[str, Any]) -> None:
     flush_to_disk(folder)
 
 
+def _write_tokenizer(folder: Path, facts: dict[str, Any]) -> None:
+    """A learned tokenizer beside its data, in the form other programs read; onecard reads meta.json."""
+    path = folder / TOKENIZER_NAME
+    if facts["name"] != "bpe":
+        path.unlink(missing_ok=True)
+        return
+    tokenizer = from_facts(facts)
+    assert isinstance(tokenizer, BpeTokenizer)
+    write_json(path, json.loads(tokenizer.tokenizer_json()))
+
+
 def discard(folder: Path) -> None:
     """Forget an interrupted prepare; a finished dataset beside it stays."""
     journal = read_journal(folder)
-    for name in (*(f"{split}.bin" for split in SPLITS), TOKENIZER_NAME):
-        (folder / (name + PARTIAL)).unlink(missing_ok=True)
+    for split in SPLITS:
+        (folder / f"{split}.bin{PARTIAL}").unlink(missing_ok=True)
     meta_path = folder / "meta.json"
     if journal is not None and journal["mode"] == "append" and meta_path.exists():
         # What had been appended goes; the bins are what meta.json says again.
@@ -256,6 +272,8 @@ class LockedFolder:
             raise cannot_write(folder, error) from error
 
     def __enter__(self) -> LockedFolder:
+        for leftover in self.folder.glob(f"{UNPACKED}*"):
+            leftover.unlink(missing_ok=True)  # of a kill
         return self
 
     def __exit__(self, *unused: object) -> None:
@@ -269,7 +287,7 @@ def cannot_write(folder: Path, error: OSError) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
             f"the disk is full: {folder} could not be finished",
-            "what was written of it is kept (see prepare.json there); an earlier version of it is untouched",
+            "what prepare.json there counts is kept; an earlier version of the dataset is untouched",
             "make room and run the same command again: it continues",
         )
     return UserError(f"cannot write {folder}", str(error.strerror or error))

@@ -260,14 +260,15 @@ class _Handler(BaseHTTPRequestHandler):
         limit = min(len(content), faults.drop_after or 0) if drops else len(content)
         for start in range(0, limit, _PIECE):
             piece = content[start : min(start + _PIECE, limit)]
+            with self.hub.lock:
+                # Before it goes out: whoever has read everything finds everything counted.
+                self.hub.served += len(piece)
             try:
                 self.wfile.write(piece)
                 self.wfile.flush()
             except OSError:  # the reader went away
                 self.close_connection = True
                 return
-            with self.hub.lock:
-                self.hub.served += len(piece)
             if faults.seconds_per_piece:
                 time.sleep(faults.seconds_per_piece)
         if drops:

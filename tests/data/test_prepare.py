@@ -11,7 +11,7 @@ import pytest
 
 from onecard.data import build, gpt2_bpe, prepare, reading, writer
 from onecard.data.bins import open_split
-from onecard.data.prepare import PreparedFacts, summary
+from onecard.data.prepared import PreparedFacts, summary
 from onecard.data.tokenizer import ByteTokenizer, load_tokenizer
 from onecard.errors import UserError
 

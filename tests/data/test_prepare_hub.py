@@ -18,7 +18,8 @@ import pytest
 from hub_server import COMMIT, Faults, HubServer, environment
 
 from onecard.data import catalogue, hub, origin, pipeline, reading
-from onecard.data.prepare import PreparedFacts, prepare
+from onecard.data.prepare import prepare
+from onecard.data.prepared import PreparedFacts
 from onecard.data.tokenizer import load_tokenizer
 from onecard.data.transfer import Patience
 from onecard.errors import UserError

@@ -88,7 +88,7 @@ def test_bad_bytes_are_replaced_and_counted(tmp_path: Path) -> None:
 
 def test_large_text_comes_in_pieces_of_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "PIECE_BYTES", 100)
-    text = "\ufeff" + "".join(f"line {number} ñ 你好\n\n   " for number in range(100))
+    text = "\ufeff" + "".join(f"words of line {number} ñ 你好\n\n   " for number in range(100))
     path = tmp_path / "large.txt"
     path.write_text(text, encoding="utf-8")
     pieces = pieces_of(path)
@@ -98,10 +98,10 @@ def test_large_text_comes_in_pieces_of_one_document(tmp_path: Path, monkeypatch:
     assert {piece.digest for piece in pieces} == {document_digest(text[1:].encode())}
     assert sum(piece.size for piece in pieces) == len(text[1:].encode())
     assert max(len(piece.text.encode()) for piece in pieces) < 300
-    # Cut only where a word ends and white space begins.
+    # Cut only between two words.
     for before, after in itertools.pairwise(pieces):
-        assert not before.text[-1].isspace()
-        assert after.text[0].isspace()
+        assert before.text[-1].isalnum()
+        assert after.text[0] == " " and after.text[1].isalpha()
 
 
 @pytest.mark.parametrize("unit", ["x", " ", "好"])
@@ -258,15 +258,21 @@ def write_corpus(folder: Path, rows: list[str | None], kind: str, text: bytes) -
     if kind == "jsonl.gz":
         (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines[:20]) + gzip.compress(lines[20:] + b"\n"))
         return folder / "a.jsonl.gz"
-    (folder / f"a.{kind}").write_bytes(gzip.compress(text) if kind.endswith("gz") else text)
-    return folder / f"a.{kind}"
+    path = folder / f"a.{kind}"
+    if kind.endswith("zst"):
+        pa = pytest.importorskip("pyarrow")
+        with pa.output_stream(str(path), compression="zstd") as stream:
+            stream.write(lines if kind == "jsonl.zst" else text)
+    else:
+        path.write_bytes(gzip.compress(text) if kind.endswith("gz") else text)
+    return path
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=TEXTS.filter(len),
     text=st.binary(min_size=1, max_size=400),
-    kind=st.sampled_from(["parquet", "jsonl", "jsonl.gz", "txt", "txt.gz"]),
+    kind=st.sampled_from(["parquet", "jsonl", "jsonl.gz", "jsonl.zst", "txt", "txt.gz", "txt.zst"]),
     data=st.data(),
 )
 def test_reading_can_go_on_after_any_text(

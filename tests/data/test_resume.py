@@ -21,7 +21,8 @@ import pytest
 from onecard.data import pipeline, reading, writer
 from onecard.data.batches import Sequences
 from onecard.data.bins import open_split
-from onecard.data.prepare import PreparedFacts, prepare, summary
+from onecard.data.prepare import prepare
+from onecard.data.prepared import PreparedFacts, summary
 from onecard.data.tokenizer import ByteTokenizer
 from onecard.errors import UserError
 
@@ -296,6 +297,59 @@ def test_a_failure_while_growing_leaves_the_old_tokens(
     assert outputs(folder) == outputs(run(corpus, root=tmp_path / "calm").folder)
 
 
+def test_all_whole_files_before_a_damaged_one_are_kept(tmp_path: Path) -> None:
+    """With batches of their real size: what was read but not yet written when the error came counts too."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for name in "ab":
+        rows = [json.dumps({"text": f"{name} {n} " * 50}) + "\n" for n in range(4000)]
+        (corpus / f"{name}.jsonl").write_text("".join(rows))
+    expected = run(corpus, root=tmp_path / "calm").meta
+    (corpus / "c.jsonl").write_text('{"text": "fine"}\nnot json\n')
+    with pytest.raises(UserError, match=r"c\.jsonl, line 2") as caught:
+        run(corpus, root=tmp_path)
+    kept = json.loads((tmp_path / "data" / "corpus" / "prepare.json").read_text())["meta"]
+    assert kept["documents"] == expected["documents"] == 8000
+    assert f"{expected['tokens']:,} tokens from before it are kept" in caught.value.why
+    (corpus / "c.jsonl").unlink()
+    assert run(corpus, root=tmp_path).meta == expected
+
+
+def test_new_bins_under_an_old_meta_are_noticed(tmp_path: Path) -> None:
+    """Killed between the renames of a replacement and its meta.json: never the new bins by the old facts."""
+    corpus = make_corpus(tmp_path / "corpus")
+    folder = run(corpus, root=tmp_path).folder
+    (corpus / "more.txt").write_text("more text " * 500)
+    other = run(corpus, root=tmp_path / "other", tokenizer="char").folder
+    for name in ("train.bin", "val.bin"):
+        (folder / name).write_bytes((other / name).read_bytes())
+    meta = json.loads((other / "meta.json").read_text())
+    writer.write_journal(folder, {"mode": "new", "finished": True, "meta": meta})
+    with pytest.raises(UserError, match="does not belong"):
+        open_split(folder, "train", 8, 257)
+    assert run(corpus, root=tmp_path, tokenizer="char").already
+    assert_same(folder, outputs(other))
+
+
+def test_force_replaces_an_unfinished_prepare_of_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_steps: None
+) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    with monkeypatch.context() as patch, pytest.raises(inject("interrupt", patch)):
+        run(corpus, root=tmp_path)
+    (corpus / "a.jsonl").write_text('{"text": "other text"}\n' * 50)
+    run(corpus, root=tmp_path, force=True)
+    assert_same(tmp_path / "data" / "corpus", outputs(run(corpus, root=tmp_path / "calm").folder))
+
+
+def test_few_tokens_still_have_something_to_validate_on(tmp_path: Path) -> None:
+    rows = [{"text": f"{n:05} words"} for n in range(5000)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    meta = run(tmp_path / "a.jsonl", root=tmp_path, tokens=100, val_fraction=0.005).meta
+    assert meta["splits"]["train"]["tokens"] >= 100
+    assert meta["splits"]["val"]["tokens"] > 0
+
+
 @pytest.mark.parametrize("form", ["text", "copies"])
 @pytest.mark.parametrize("calls", [3, 4, 9, 10])
 def test_the_only_document_continues_too(
@@ -321,6 +375,10 @@ def test_the_only_document_continues_too(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(writer.DatasetWriter, "append", interrupted)
         run(path, root=tmp_path)
+    if calls == 10:
+        # And if the disk lost what it had promised: from the beginning, with the cut where it belongs.
+        partial = tmp_path / "data" / path.stem / "train.bin.partial"
+        partial.write_bytes(b"x" + partial.read_bytes()[1:])
     folder = run(path, root=tmp_path).folder
     assert_same(folder, expected)
 

