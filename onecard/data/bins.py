@@ -21,7 +21,7 @@ from onecard.errors import UserError
 
 META_SCHEMA = 1
 # Beside the bins while prepare is at work on them, or was when it was killed.
-JOURNAL_NAME = "prepare.json"
+JOURNAL_NAME = ".prepare.json"
 SHARD_MAGIC = 20240520
 SHARD_VERSION = 1
 SHARD_HEADER_BYTES = 256 * 4
@@ -327,6 +327,12 @@ def _missing(data_dir: Path, split: Split) -> UserError:
         n: n for n in NAMES if n != "fineweb"
     }
     command = f"onecard prepare {by_name.get(name, f'FILES-OR-FOLDER --name {name}')}"
+    if (data_dir / JOURNAL_NAME).exists():
+        return UserError(
+            f"{data_dir} is not finished yet",
+            "it is being prepared, or that was interrupted",
+            "run the same onecard prepare again: it continues",
+        )
     if not data_dir.is_dir():
         what = f"there is no dataset {data_dir}"
     elif split == "val" and _split_files(data_dir, "train"):

@@ -67,6 +67,7 @@ class Job:
             "fingerprints": self.origin.fingerprints(self.place.source + 1),
             "digests": [self.lowest, self.highest],
             "at_file_end": self.at_file_end,
+            "n_sources": len(self.origin),
         }
 
 
@@ -298,6 +299,8 @@ def _meta(
     if splits["val"]["tokens"] < _FEW_VAL_TOKENS:
         few = splits["val"]["tokens"]
         notes.append(f"validation has only {few:,} tokens: its loss will be rough; add more text")
+    if splits["val"]["tokens"] > splits["train"]["tokens"] > 0:
+        notes.append("validation is larger than training: a few large documents; cut them into smaller ones")
     return {
         "schema": META_SCHEMA,
         "onecard": __version__,

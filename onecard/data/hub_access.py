@@ -116,4 +116,5 @@ def unknown_dump(dataset: NamedDataset, there: list[str]) -> UserError:
 
 def local_hint(name: str) -> str:
     """The way that needs no network."""
-    return f"from files you have: onecard prepare FILES-OR-FOLDER --name {name}"
+    how = " --tokenizer char" if name == "shakespeare_char" else ""
+    return f"from files you have: onecard prepare FILES-OR-FOLDER --name {name}{how}"

@@ -190,8 +190,8 @@ class LocalFiles(Origin):
 
     def continuing(
         self, listed: list[dict[str, Any]], fingerprints: dict[str, int], show: bool
-    ) -> LocalFiles | None:
-        """The same files in the order of an earlier prepare, new ones after them; None if one differs.
+    ) -> LocalFiles | str:
+        """The same files in the order of an earlier prepare, new ones after them; else what differs.
 
         A file whose size and time of change are those of the journal is the same; else its hash says.
         """
@@ -204,11 +204,11 @@ class LocalFiles(Origin):
             for number, entry in enumerate(listed):
                 same = left.get((str(entry.get("name")), int(entry.get("bytes", 0))))
                 if not same:
-                    return None
+                    return f"{entry.get('name')} is not among the files given, or has another size"
                 file, digest = same.pop(), entry.get("sha256")
                 modified_ns = _modified_ns(file)
                 if fingerprints.get(str(number)) != modified_ns and not _is_same(file, entry):
-                    return None
+                    return f"{entry.get('name')} has changed"
                 ordered.files.append(file)
                 ordered._modified_ns[number] = modified_ns
                 if digest is not None:

@@ -81,7 +81,8 @@ def _rows(file: SourceFile, path: Path, column: str, start: Place) -> Iterator[B
                     batch.read = file.size * row // rows
                     yield batch
     # pyarrow reports damage as ArrowInvalid (a ValueError) or OSError.
-    except (pa.ArrowException, ValueError, OSError) as error:
+    # Two columns of one name are a KeyError.
+    except (pa.ArrowException, ValueError, OSError, KeyError) as error:
         if isinstance(error, PermissionError | FileNotFoundError):
             raise unreadable(file.path, error) from error
         raise BadFileError(

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.reading import BATCH_BYTES, Batch
+from onecard.data.reading import BATCH_BYTES, MOST_TEXTS, Batch
 from onecard.data.tokenizer import Tokenizer
 from onecard.hardware.cpu import usable_cores
 
@@ -118,7 +118,7 @@ def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
             held.extend(batch)
         ends_file = batch.end.item == 0
         enough = held.n_bytes >= (_SMALL_FILES_BYTES if ends_file else BATCH_BYTES // 2)
-        if enough or (ends_file and inside_file):
+        if enough or len(held.texts) >= MOST_TEXTS or (ends_file and inside_file):
             yield held
             held, inside_file = None, not ends_file
     if held is not None:

@@ -29,6 +29,7 @@ from onecard.data.writer import (
     cannot_write,
     complete,
     discard,
+    is_whole,
     read_journal,
 )
 from onecard.errors import UserError
@@ -108,7 +109,7 @@ def prepare(
 
 
 def _prepare_locked(request: Request, local: LocalFiles | None, tally: Tally) -> PreparedFacts:
-    state, mode, journal = _look(request)
+    state, mode, journal = _look(request, local)
     origin: Origin | None = local
     if local is None and mode == "append" and journal is None and _has_enough(request, state):
         # Without asking the network: the data may well be used where there is none.
@@ -153,7 +154,7 @@ def _prepare_locked(request: Request, local: LocalFiles | None, tally: Tally) ->
 # ---------------------------------------------------------------- what is there already
 
 
-def _look(request: Request) -> tuple[dict[str, Any], Mode, dict[str, Any] | None]:
+def _look(request: Request, local: LocalFiles | None) -> tuple[dict[str, Any], Mode, dict[str, Any] | None]:
     """The meta.json to go on from (empty: from nothing), how, and the journal of an interrupted prepare."""
     folder = request.folder
     journal = read_journal(folder)
@@ -177,16 +178,29 @@ def _look(request: Request) -> tuple[dict[str, Any], Mode, dict[str, Any] | None
             "onecard did not write it (no meta.json)",
             f"choose another --name, or --force to replace {folder}",
         )
-    itemsize = 4 if meta.get("dtype") == "uint32" else 2
+    if not is_whole(meta):
+        raise UserError(
+            f"{folder / 'meta.json'} is damaged or of an earlier version",
+            "it does not say how far the text was used",
+            f"--force makes {folder} anew",
+        )
+    itemsize = 4 if meta["dtype"] == "uint32" else 2
     for split in SPLITS:
         path = folder / f"{split}.bin"
-        counted = (meta.get("splits") or {}).get(split, {}).get("tokens", -1)
-        if not path.exists() or path.stat().st_size != counted * itemsize or "position" not in meta:
-            # Damaged since, or of an earlier version: ours, and worth doing again if it is the same text.
-            if differences := _differences(request, meta):
+        if not path.exists() or path.stat().st_size != meta["splits"][split]["tokens"] * itemsize:
+            # Damaged since: ours, and worth doing again if it is the same text.
+            differences = _differences(request, meta)
+            if local is not None and not _are_there(meta["sources"], local):
+                differences.append("sources")
+            if differences:
                 raise _something_else(request, differences, False)
             return {}, "new", None
     return meta, "append", None
+
+
+def _are_there(listed: list[dict[str, Any]], local: LocalFiles) -> bool:
+    given = {(file.name, file.size) for file in local.files}
+    return all((entry["name"], entry["bytes"]) in given for entry in listed)
 
 
 def _differences(request: Request, meta: dict[str, Any]) -> list[str]:
@@ -221,10 +235,11 @@ def _continuing(
     if isinstance(origin, LocalFiles):
         fingerprints = (journal or {}).get("fingerprints") or {}
         ordered = origin.continuing(listed, fingerprints, request.show)
-        if ordered is None:
-            return origin, ["sources"]
+        if isinstance(ordered, str):
+            return origin, [f"sources ({ordered}; to add files, give the old ones too)"]
         origin.close()
-        if state["split"] == BY_TAIL and len(ordered) > len(listed) and journal is None:
+        n_before = journal.get("n_sources", len(listed)) if journal is not None else len(listed)
+        if state["split"] == BY_TAIL and len(ordered) > n_before:
             ordered.close()
             return origin, ["sources (one text was split by its tail: more cannot be added)"]
         return ordered, []

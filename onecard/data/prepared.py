@@ -36,6 +36,17 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
+def _kinds(sources: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    """How many files of each ending: whoever did not mean to train on the csv sees it here."""
+    counts: dict[str, int] = {}
+    for source in sources:
+        name = str(source["name"]).rpartition("/")[2]
+        kind = "." + name.partition(".")[2] if "." in name[1:] else "without ending"
+        kind = kind if len(kind) <= 16 else "." + name.rpartition(".")[2]
+        counts[kind] = counts.get(kind, 0) + 1
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:12]
+
+
 def summary(facts: PreparedFacts) -> str:
     """What a person wants to know about a prepared dataset, in a few lines."""
     meta = facts.meta
@@ -51,6 +62,8 @@ def summary(facts: PreparedFacts) -> str:
         f"{text_mb:,.1f} MB of text, "
         f"tokenizer {meta['tokenizer']['name']} ({meta['tokenizer']['n_vocab']:,} ids)",
     ]
+    if len(kinds := _kinds(meta["sources"])) > 1:
+        lines.append("  read: " + ", ".join(f"{count:,} {kind}" for kind, count in kinds))
     for split in SPLITS:
         part = meta["splits"][split]
         lines.append(f"  {split:5} {part['tokens']:>14,} tokens, {part['bytes_per_token']:.2f} bytes each")

@@ -42,10 +42,11 @@ class Progress:
 
             self._bar = RichProgress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=12),
                 TextColumn("{task.percentage:>3.0f}%"),
+                TimeRemainingColumn(compact=True),
+                # Last, so that a narrow terminal cuts off the least of it.
                 TextColumn("{task.fields[counts]}"),
-                TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
             )
@@ -68,7 +69,7 @@ class Progress:
         speed = (read - self._before[0]) / seconds
         counts = f"{speed / 1e6:.1f} MB/s"
         if tokens or documents:
-            counts += f", {short((tokens - self._before[1]) / seconds)} tokens/s, {short(tokens)} tokens"
+            counts += f", {short((tokens - self._before[1]) / seconds)} tok/s, {short(tokens)} tokens"
             counts += f", {documents:,} documents"
         counts = "; ".join(filter(None, [counts, status]))
         share, begun = self._share(read, tokens), self._share(*self._before[:2])

@@ -22,6 +22,8 @@ from onecard.data.tokenizer import well_formed
 # About this much text is handed on at a time: small enough for bounded memory, large enough that
 # what a batch costs besides its text does not show.
 BATCH_BYTES = 4 * 2**20
+# Of very short documents no more than this go together, whatever their bytes.
+MOST_TEXTS = 2**14
 # Larger texts come in pieces of about this many bytes.
 PIECE_BYTES = 4 * 2**20
 # A text without any white space is cut somewhere once it is this many times a piece.
@@ -245,7 +247,7 @@ def _jsonl(file: SourceFile, column: str, start: Place) -> Iterator[Batch]:
                     batch.add(text, len(data), document_digest(data), True, place)
                 else:
                     batch.n_empty += 1
-            if batch.n_bytes >= BATCH_BYTES:
+            if batch.n_bytes >= BATCH_BYTES or len(batch.texts) >= MOST_TEXTS:
                 batch.end, batch.read = place, min(place.offset, file.size)
                 yield batch
                 batch = Batch()

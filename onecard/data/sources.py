@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import gzip
 import hashlib
 import io
+import json
 import os
 import sys
 import sysconfig
@@ -33,7 +35,7 @@ _STDLIB_LEAVES_OUT = {
 }  # fmt: skip
 _STDLIB_LEAST_BYTES = 2**20
 # What prepare writes is never its own input, should the text lie in the same folder.
-OUTPUT_NAMES = {"train.bin", "val.bin", "meta.json", "meta.pkl", "prepare.json", "tokenizer.json"}
+OUTPUT_NAMES = {"train.bin", "val.bin", "meta.json", "meta.pkl", "tokenizer.json"}
 _UNFINISHED = (".partial", ".part")
 
 
@@ -60,12 +62,14 @@ class Tally:
     empty_documents: int = 0
     binary_files: int = 0
     bad_bytes: int = 0
+    json_files: int = 0
 
     def notes(self) -> list[str]:
         found = [
             (self.empty_files, "empty files skipped"),
             (self.empty_documents, "empty documents skipped"),
             (self.binary_files, "files skipped that are not text (archives, images …)"),
+            (self.json_files, ".json files skipped that are not one object per line"),
             (self.bad_bytes, "places were not UTF-8 and became \N{REPLACEMENT CHARACTER}"),
         ]
         return [f"{count:,} {what}" for count, what in found if count]
@@ -120,7 +124,29 @@ def _archive(path: Path) -> str:
 def _source(path: Path, name: str) -> SourceFile:
     compression = _COMPRESSIONS.get(path.suffix.lower(), "")
     inner = path.with_suffix("") if compression else path
-    return SourceFile(path, _size(path), name, _KINDS.get(inner.suffix.lower(), "text"), compression)
+    file = SourceFile(path, _size(path), name, _KINDS.get(inner.suffix.lower(), "text"), compression)
+    if inner.suffix.lower() != ".json" or not file.size:
+        return file
+    if not _is_json_lines(file):
+        raise _NotLinesError(
+            f"{path} is JSON, but not one object per line",
+            "its braces and quotes would be trained on",
+            f"if it is an array: jq -c '.[]' {path} > {inner.stem}.jsonl",
+        )
+    return dataclasses.replace(file, kind="jsonl")
+
+
+class _NotLinesError(UserError):
+    """A .json file that is no jsonl."""
+
+
+def _is_json_lines(file: SourceFile) -> bool:
+    with open_stream(file) as stream:
+        line = stream.readline(2**26).strip().removeprefix(b"\xef\xbb\xbf")
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _folder_files(folder: Path, tally: Tally, output_dir: Path | None) -> list[SourceFile]:
@@ -130,7 +156,11 @@ def _folder_files(folder: Path, tally: Tally, output_dir: Path | None) -> list[S
     for path in _walk(folder, leave_out=set()):
         if output_dir is not None and _is_output(path.name) and path.parent.resolve() == output_dir:
             continue
-        file = _source(path, f"{folder_name}/{path.relative_to(folder).as_posix()}")
+        try:
+            file = _source(path, f"{folder_name}/{path.relative_to(folder).as_posix()}")
+        except _NotLinesError:
+            tally.json_files += 1
+            continue
         if _archive(path) or (file.kind == "text" and file.size and _is_binary(file)):
             tally.binary_files += 1
             continue

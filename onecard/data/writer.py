@@ -2,7 +2,7 @@
 
 A new dataset grows in `*.partial` files and is renamed when it is complete; more data for an existing
 one is appended to its bins, whose readers count only what meta.json counts. Every few seconds the
-tokens are flushed to disk and then `prepare.json`, the journal, says how far they go: it holds the
+tokens are flushed to disk and then `.prepare.json`, the journal, says how far they go: it holds the
 meta.json of what is written so far. What lies behind that point after a kill is cut off.
 """
 
@@ -195,13 +195,37 @@ def read_journal(folder: Path) -> dict[str, Any] | None:
         journal = json.loads((folder / JOURNAL_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(journal, dict) or journal.get("schema") != META_SCHEMA:
+    if (
+        not isinstance(journal, dict)
+        or journal.get("schema") != META_SCHEMA
+        or not is_whole(journal.get("meta"))
+    ):
+        return None
+    if not journal.get("finished") and not {"digests", "fingerprints", "at_file_end"} <= journal.keys():
         return None
     return (
         journal
         if isinstance(journal.get("meta"), dict) and journal.get("mode") in ("new", "append")
         else None
     )
+
+
+def is_whole(meta: Any) -> bool:
+    """Whether a meta.json says all that is needed to go on from it: it may have been edited by hand."""
+    try:
+        place = meta["position"]
+        numbers = [place["source"], place["item"], place["offset"], meta["split_at"], meta["tokens"]]
+        for split in SPLITS:
+            part = meta["splits"][split]
+            numbers += [part["tokens"], part["text_bytes"], part["documents"]]
+            assert isinstance(part["sha256"], str)
+        texts = [meta["split"], meta["dtype"], meta["text_column"], meta["tokenizer"]["name"]]
+        texts += [source["name"] for source in meta["sources"]]
+        numbers += [source["bytes"] for source in meta["sources"]]
+        dict.items(meta["passed_over"])
+        return all(type(n) is int and n >= 0 for n in numbers) and all(isinstance(t, str) for t in texts)
+    except (KeyError, TypeError, AssertionError, IndexError):
+        return False
 
 
 def complete(folder: Path, journal: dict[str, Any]) -> None:
@@ -223,6 +247,12 @@ def complete(folder: Path, journal: dict[str, Any]) -> None:
 def _write_tokenizer(folder: Path, facts: dict[str, Any]) -> None:
     """A learned tokenizer beside its data, in the form other programs read; onecard reads meta.json."""
     path = folder / TOKENIZER_NAME
+    try:
+        before = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["tokenizer"]["name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        before = None
+    if path.exists() and before != "bpe":
+        return  # somebody else's: the text may lie in the same folder
     if facts["name"] != "bpe":
         path.unlink(missing_ok=True)
         return
@@ -287,7 +317,7 @@ def cannot_write(folder: Path, error: OSError) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
             f"the disk is full: {folder} could not be finished",
-            "what prepare.json there counts is kept; an earlier version of the dataset is untouched",
+            "what .prepare.json there counts is kept; an earlier version of the dataset is untouched",
             "make room and run the same command again: it continues",
         )
     return UserError(f"cannot write {folder}", str(error.strerror or error))

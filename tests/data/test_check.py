@@ -186,7 +186,7 @@ def test_what_lies_behind_the_end_is_a_problem(tmp_path: Path, extra: bytes) -> 
 @pytest.mark.parametrize("extra", [b"\x01", b"\x01\x00\x02\x00"])
 def test_a_growing_dataset_is_checked_as_far_as_meta_counts(tmp_path: Path, extra: bytes) -> None:
     folder = made(tmp_path)
-    (folder / "prepare.json").write_text("{}")
+    (folder / ".prepare.json").write_text("{}")
     n_tokens = len(tokens_of(folder, "train"))
     with (folder / "train.bin").open("ab") as file:
         file.write(extra)
@@ -199,7 +199,7 @@ def test_a_growing_dataset_is_checked_as_far_as_meta_counts(tmp_path: Path, extr
 
 def test_a_growing_dataset_may_still_be_damaged(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    (folder / "prepare.json").write_text("{}")
+    (folder / ".prepare.json").write_text("{}")
     data = (folder / "train.bin").read_bytes()
     (folder / "train.bin").write_bytes(b"x" + data[1:] + data)
     assert "not the tokens that were prepared" in only_problem(look(folder))
@@ -400,7 +400,7 @@ def test_what_cannot_be_checked_is_an_error_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"holds no train\.bin"):
         check(tmp_path / "empty", progress=False)
-    (tmp_path / "empty" / "prepare.json").write_text("{}")
+    (tmp_path / "empty" / ".prepare.json").write_text("{}")
     with pytest.raises(UserError, match="not finished yet"):
         check(tmp_path / "empty", progress=False)
     (tmp_path / "odd" / "train.bin").mkdir(parents=True)

@@ -283,6 +283,55 @@ def test_a_folder_with_the_text_in_it_is_fine(tmp_path: Path) -> None:
     assert run(folder, root=tmp_path).already
 
 
+def test_files_of_the_user_beside_the_text_are_left_alone(tmp_path: Path) -> None:
+    folder = make_corpus(tmp_path / "data" / "mine", 20)
+    own = {"tokenizer.json": '{"mine": 1}', "prepare.json": "[]", "notes.partial": "x"}
+    for name, content in own.items():
+        (folder / name).write_text(content)
+    run(folder, root=tmp_path)
+    run(folder, root=tmp_path, force=True)
+    assert {name: (folder / name).read_text() for name in own} == own
+
+
+def test_a_damaged_dataset_is_not_replaced_by_other_text(tmp_path: Path) -> None:
+    folder = run(make_corpus(tmp_path / "c", 20), root=tmp_path).folder
+    (folder / "val.bin").unlink()
+    before = (folder / "train.bin").read_bytes()
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(3):
+        (other / f"{number}.txt").write_text("other text")
+    with pytest.raises(UserError, match="something else"):
+        run(other, root=tmp_path, name="c")
+    assert (folder / "train.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change", [{"position": {}}, {"position": "x"}, {"splits": 3}, {"sources": None}, {"split_at": -1}]
+)
+def test_a_meta_edited_by_hand_is_an_error_not_a_crash(tmp_path: Path, change: dict[str, Any]) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    folder = run(corpus, root=tmp_path).folder
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | change))
+    with pytest.raises(UserError, match="damaged or of an earlier version"):
+        run(corpus, root=tmp_path)
+    assert not run(corpus, root=tmp_path, force=True).already
+
+
+def test_what_was_read_is_told_by_kind(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    (corpus / "table.csv").write_text("a,b\n1,2\n")
+    assert "read: 20 .txt, 1 .csv" in summary(run(corpus, root=tmp_path))
+
+
+def test_more_tokens_than_there_are_is_said(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "c", 20)
+    for _ in range(2):
+        facts = run(corpus, root=tmp_path, tokens=10**9)
+        assert any("are all there are" in remark for remark in facts.remarks)
+
+
 def test_bins_that_were_damaged_since_are_made_again(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "c", 20)
     folder = run(corpus, root=tmp_path).folder

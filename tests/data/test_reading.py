@@ -242,6 +242,19 @@ def test_parquet_inside_gzip_is_unpacked_and_the_copy_removed(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["b.parquet.gz"]
 
 
+def test_batches_stay_small_whatever_a_file_hides(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    column = pa.array(["x" * 20_000]).dictionary_encode().take(pa.array([0] * 3000))
+    path = write_parquet(tmp_path / "a.parquet", {"text": column}, row_group=10**6)
+    assert path.stat().st_size < 50_000
+    batches = batches_of(path)
+    assert sum(len(batch.texts) for batch in batches) == 3000
+    assert max(batch.n_bytes for batch in batches) < 2 * reading.BATCH_BYTES
+    short = tmp_path / "b.jsonl"
+    short.write_text('{"text": "a"}\n' * 50_000)
+    assert max(len(batch.texts) for batch in batches_of(short)) <= reading.MOST_TEXTS
+
+
 # ---------------------------------------------------------------- going on from any place
 
 

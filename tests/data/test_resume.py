@@ -128,8 +128,8 @@ def test_twenty_random_kills_change_nothing(tmp_path: Path, tokens: int, small_s
                 path.unlink()
         kills += 1
         process.wait()
-        if (folder / "prepare.json").exists():
-            progress.add((folder / "prepare.json").read_text())
+        if (folder / ".prepare.json").exists():
+            progress.add((folder / ".prepare.json").read_text())
     assert len(progress) >= 5, "the kills came at different points of the work"
     assert_same(folder, expected)
 
@@ -256,8 +256,8 @@ def test_after_a_failure_the_same_command_continues(
         assert "kept" in caught.value.why
         assert "continues" in caught.value.hint
     folder = tmp_path / "data" / "corpus"
-    assert (folder / "prepare.json").exists()
-    with pytest.raises(UserError, match=r"no dataset|holds no train"):
+    assert (folder / ".prepare.json").exists()
+    with pytest.raises(UserError, match="not finished yet"):
         open_split(folder, "train", 8, 257)
     assert not run(corpus, root=tmp_path).already
     assert_same(folder, expected)
@@ -308,7 +308,7 @@ def test_all_whole_files_before_a_damaged_one_are_kept(tmp_path: Path) -> None:
     (corpus / "c.jsonl").write_text('{"text": "fine"}\nnot json\n')
     with pytest.raises(UserError, match=r"c\.jsonl, line 2") as caught:
         run(corpus, root=tmp_path)
-    kept = json.loads((tmp_path / "data" / "corpus" / "prepare.json").read_text())["meta"]
+    kept = json.loads((tmp_path / "data" / "corpus" / ".prepare.json").read_text())["meta"]
     assert kept["documents"] == expected["documents"] == 8000
     assert f"{expected['tokens']:,} tokens from before it are kept" in caught.value.why
     (corpus / "c.jsonl").unlink()
@@ -400,7 +400,7 @@ def test_a_damaged_file_keeps_what_was_before_it_and_can_be_replaced(
     else:
         assert "tokens from before it are kept" in caught.value.why
         assert "continues" in caught.value.hint
-        kept = json.loads((tmp_path / "data" / "corpus" / "prepare.json").read_text())["meta"]
+        kept = json.loads((tmp_path / "data" / "corpus" / ".prepare.json").read_text())["meta"]
         assert kept["tokens"] > 0
         assert kept["position"]["item"] == 0
     path.write_bytes(good)
@@ -458,7 +458,7 @@ def test_a_touched_but_equal_file_is_still_the_same(
         with pytest.raises(ValueError, match="bug"):
             inject("encoder", patch)
             run(corpus, root=tmp_path)
-    state = json.loads((tmp_path / "data" / "corpus" / "prepare.json").read_text())
+    state = json.loads((tmp_path / "data" / "corpus" / ".prepare.json").read_text())
     finished = [entry["name"] for entry in state["meta"]["sources"] if "sha256" in entry]
     for name in finished:
         os.utime(tmp_path / name, ns=(1, 1))
@@ -487,7 +487,7 @@ def test_leftovers_without_a_journal_are_written_over(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "corpus"
     folder.mkdir(parents=True)
     (folder / "train.bin.partial").write_bytes(b"half" * 10_000)
-    (folder / "prepare.json").write_text("{")
+    (folder / ".prepare.json").write_text('{"schema": 1, "mode": "new", "meta": {}}')
     run(corpus, root=tmp_path)
     assert outputs(folder) == outputs(run(corpus, root=tmp_path / "calm").folder)
 

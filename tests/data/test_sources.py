@@ -109,6 +109,20 @@ def test_a_damaged_archive_is_named(tmp_path: Path, name: str) -> None:
         stream.read()
 
 
+def test_json_is_read_by_lines_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "lines.json").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "array.json").write_text('[{"text": "one"}]')
+    (tmp_path / "one.json").write_text('{\n "text": "one"\n}')
+    tally = Tally()
+    files = found(tmp_path, tally=tally)
+    assert [(file.path.name, file.kind) for file in files] == [("lines.json", "jsonl")]
+    assert tally.json_files == 2
+    assert "2 .json files skipped" in tally.notes()[0]
+    with pytest.raises(UserError, match="not one object per line") as caught:
+        found(tmp_path / "array.json")
+    assert "jq -c" in caught.value.hint
+
+
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     corpus, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
     corpus.mkdir()
