@@ -202,7 +202,9 @@ def _samples(split: str, part: Part) -> list[str]:
 def _verdict(report: Part) -> str:
     problems = len(report["problems"])
     if problems:
-        return f"NOT ok: {problems} problem" + ("s" if problems > 1 else "")
+        return (
+            f"NOT ok: {problems} problem" + ("s" if problems > 1 else "") + "; prepare it again with --force"
+        )
     if report["meta"] == "none":
         return "ok: nothing wrong is to be seen, but nothing says what it should be"
     return "ok: everything meta.json says is so"

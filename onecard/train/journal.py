@@ -171,6 +171,7 @@ class Journal:
         return self.summary.finished(
             position,
             tokens_per_second=tokens / self._session_seconds if self._session_seconds else None,
+            continued=self._session_steps < position.step,
             interrupted=interrupted,
             saved_step=saved_step,
         )

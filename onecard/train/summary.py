@@ -34,7 +34,13 @@ class Summary:
         return self
 
     def finished(
-        self, position: Position, *, tokens_per_second: float | None, interrupted: bool, saved_step: int
+        self,
+        position: Position,
+        *,
+        tokens_per_second: float | None,
+        continued: bool,
+        interrupted: bool,
+        saved_step: int,
     ) -> Summary:
         self.interrupted = interrupted
         self.values |= {
@@ -45,6 +51,7 @@ class Summary:
             "epochs": self._epochs(position),
             "seconds": position.seconds,
             "tokens_per_second": tokens_per_second,
+            "continued": continued,
             "first_val_loss": position.first_val_loss,
             "best_val_loss": position.best_val_loss,
         }
@@ -67,7 +74,9 @@ class Summary:
             took = duration(values["seconds"])
             lines.append(f"trained {values['tokens']:,} tokens ({values['epochs']:.2f} epochs) in {took}")
             if values["tokens_per_second"]:
-                lines[-1] += f", {values['tokens_per_second']:,.0f} tokens/s on average"
+                # After a continuation, tokens and time are those of the whole run, the speed is today's.
+                when = "since it was continued" if values["continued"] else "on average"
+                lines[-1] += f", {values['tokens_per_second']:,.0f} tokens/s {when}"
         if not self.interrupted and values.get("val_loss") is not None:
             lines += self._learned()
         if self.interrupted and "step" in values:

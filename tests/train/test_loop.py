@@ -75,9 +75,11 @@ def test_a_run_learns_and_leaves_all_its_files(workplace: Path) -> None:
 
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
 def test_a_resumed_run_is_the_run_it_would_have_been_bit_for_bit(workplace: Path, dropout: str) -> None:
-    train(config(f"--dropout={dropout}", "--out_dir=straight"))
+    whole = train(config(f"--dropout={dropout}", "--out_dir=straight"))
     train(config(f"--dropout={dropout}", "--out_dir=halves", "--max_iters=10"))
-    train(config(f"--dropout={dropout}", "--out_dir=halves", "--init_from=resume"))
+    resumed = train(config(f"--dropout={dropout}", "--out_dir=halves", "--init_from=resume"))
+    assert "tokens/s on average" in whole.text()
+    assert "tokens/s since it was continued" in resumed.text()  # tokens and time are the whole run's
     assert losses("straight") == losses("halves")
     straight, halves = final_weights("straight"), final_weights("halves")
     assert all(torch.equal(straight[name], halves[name]) for name in straight)
