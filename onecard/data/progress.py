@@ -39,14 +39,18 @@ class Progress:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
+            from rich.table import Column
 
             self._bar = RichProgress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=12),
+                BarColumn(bar_width=12, table_column=Column(min_width=12)),
                 TextColumn("{task.percentage:>3.0f}%"),
-                TimeRemainingColumn(compact=True),
-                # Last, so that a narrow terminal cuts off the least of it.
-                TextColumn("{task.fields[counts]}"),
+                TimeRemainingColumn(compact=True, table_column=Column(min_width=5, no_wrap=True)),
+                # Last and flexible: a narrow terminal cuts off its end, not the time that is left.
+                TextColumn(
+                    "{task.fields[counts]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+                ),
+                expand=True,
                 console=Console(stderr=True),
                 transient=True,
             )
