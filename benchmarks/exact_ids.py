@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from onecard.data.gpt2_bpe import gpt2_tokenizer
-from onecard.data.prepare import prepare
-from onecard.data.reading import document_digest
+from onecard.data.prepare.command import prepare
+from onecard.data.prepare.reading import document_digest
 
 _FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 

@@ -41,7 +41,7 @@ def measure_prepare(folder: str) -> dict[str, Any]:
     import pyarrow.parquet  # noqa: F401 - outside the clock, as for the encoders
 
     from onecard.data.gpt2_bpe import gpt2_tokenizer
-    from onecard.data.prepare import prepare
+    from onecard.data.prepare.command import prepare
 
     gpt2_tokenizer().encode_batch([""])  # loads the vocabulary
     files = [str(path) for path in sorted(Path(folder).rglob("*.parquet"))]

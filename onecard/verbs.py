@@ -76,12 +76,12 @@ def prepare(
         Print the facts as JSON.
     """
     need_package("numpy", "train", "preparing data")
-    from onecard.data.prepare import prepare as run_prepare
-    from onecard.data.prepared import summary
-    from onecard.data.request import dataset_name, named_dataset, parse_count
+    from onecard.data.prepare.command import prepare as run_prepare
+    from onecard.data.prepare.outcome import summary
+    from onecard.data.prepare.request import dataset_name, named_dataset, parse_count
 
     if check:
-        from onecard.data.check import check as run_check
+        from onecard.data.check.report import check as run_check
 
         given = Path(inputs[0]) if inputs else Path()
         is_dataset = name is None and (given / "train.bin").exists()

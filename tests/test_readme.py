@@ -89,6 +89,8 @@ def test_links_and_files_named_in_the_docs_exist() -> None:
     for line in the_map.splitlines():
         if found := re.match(r"  (\w+)/ ", line):
             room = found[1]
+        elif found := re.match(r"    (\w+)/ ", line):
+            room = f"{room.partition('/')[0]}/{found[1]}"
         elif line.startswith("  ") and re.match(r"  \w+\.py", line):
             room = ""
         if line.startswith("train.py"):
@@ -106,6 +108,12 @@ def test_every_module_is_on_the_map_or_behind_its_dots() -> None:
         assert name in the_map, name
 
 
+def test_every_module_of_the_data_room_is_on_the_map() -> None:
+    the_map = README.split("## The map of the house")[1].split("```")[1]
+    for path in (ROOT / "onecard" / "data").rglob("*.py"):
+        assert path.name in the_map or path.name.startswith("__"), path.name
+
+
 def test_figures_in_the_readme_are_those_of_the_results() -> None:
     import json
 
@@ -117,3 +125,18 @@ def test_figures_in_the_readme_are_those_of_the_results() -> None:
     for contender in ("onecard", "nanogpt"):
         peaks = [r["peak_allocated_gib"] for r in beside["rows"] if r["contender"] == contender]
         assert f"{max(peaks):.2f}" in README
+    for cores in (2, 16):
+        prepared = json.loads((results / f"2026-11-15-prepare-{cores}-cores.json").read_text())
+        ours = prepared["speed"]["prepare"]
+        assert f"{ours['tokens_per_s'] / 1e6:.1f}M tokens/s ({ours['mb_per_s']:.0f} MB/s" in README
+        if cores == 2:
+            assert (
+                f"{prepared['speed']['fastokens str']['prepare_reaches']:.2f} of its encoder alone" in README
+            )
+            for size in ("500 MB", "1 GB"):
+                assert f"{prepared['memory'][size]['kernel_peak_mb_of_the_process']} MB for {size}" in README
+    exact = json.loads((results / "2026-11-15-exact-ids.json").read_text())
+    assert all(exact["bins"]["same"].values())
+    assert exact["paragraphs"]["different"] == exact["traps"]["different"] == 0
+    for number in (exact["bins"]["documents"], exact["paragraphs"]["texts"], exact["traps"]["texts"]):
+        assert f"{number:,}" in README

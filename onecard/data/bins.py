@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onecard.data.catalogue import NAMES
+from onecard.data.hub.catalogue import NAMES
 from onecard.errors import UserError
 
 META_SCHEMA = 1

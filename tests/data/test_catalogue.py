@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from onecard.data import catalogue, tokenizer
-from onecard.data.catalogue import NAMES, lookup
+from onecard.data import tokenizer
+from onecard.data.hub import catalogue
+from onecard.data.hub.catalogue import NAMES, lookup
 from onecard.errors import UserError
 
 

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 from hub_server import COMMIT, Faults, HubServer, environment
 
-from onecard.data import transfer
-from onecard.data.catalogue import NamedDataset, lookup
-from onecard.data.hub import Fetcher, FetchStatus, Listing, RemoteFile, fetch_text, list_files
-from onecard.data.transfer import Patience, StoppedError
+from onecard.data.hub import transfer
+from onecard.data.hub.catalogue import NamedDataset, lookup
+from onecard.data.hub.fetch import Fetcher, FetchStatus, Listing, RemoteFile, fetch_text, list_files
+from onecard.data.hub.transfer import Patience, StoppedError
 from onecard.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -335,7 +335,7 @@ def test_a_line_that_falls_silent_goes_on_where_it_stopped(
 _DOWNLOAD = """
 import json, sys
 from pathlib import Path
-from onecard.data.hub import Fetcher, Listing
+from onecard.data.hub.fetch import Fetcher, Listing
 listing = Listing.from_json(json.loads(sys.argv[1]))
 Fetcher(listing, Path(sys.argv[2]), keep=sys.argv[3] == "keep").get(0)
 """

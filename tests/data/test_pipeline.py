@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from onecard.data import pipeline, reading
-from onecard.data.pipeline import Ahead, ByHash, encode_all, merged
-from onecard.data.reading import Batch, Place
+from onecard.data.prepare import pipeline, reading
+from onecard.data.prepare.pipeline import Ahead, ByHash, encode_all, merged
+from onecard.data.prepare.reading import Batch, Place
 from onecard.data.tokenizer import ByteTokenizer
 from onecard.errors import UserError
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onecard.data import build, gpt2_bpe, prepare, reading, writer
+from onecard.data import gpt2_bpe
 from onecard.data.bins import open_split
-from onecard.data.prepared import PreparedFacts, summary
+from onecard.data.prepare import build, reading, writer
+from onecard.data.prepare import command as prepare
+from onecard.data.prepare.outcome import PreparedFacts, summary
 from onecard.data.tokenizer import ByteTokenizer, load_tokenizer
 from onecard.errors import UserError
 
@@ -428,7 +430,7 @@ def test_stdlib_has_enough_to_validate_on(tmp_path: Path) -> None:
 def test_progress_is_plain_lines_without_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from onecard.data import progress
+    from onecard.data.prepare import progress
 
     monkeypatch.setattr(progress, "_LINE_EVERY_S", -1.0)
     run(make_corpus(tmp_path / "c", 3), root=tmp_path, progress=True)
@@ -445,7 +447,7 @@ def test_progress_is_a_bar_in_a_terminal(
 ) -> None:
     import sys
 
-    from onecard.data import progress
+    from onecard.data.prepare import progress
 
     monkeypatch.setattr(progress, "_BAR_EVERY_S", -1.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

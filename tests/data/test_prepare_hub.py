@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 from hub_server import COMMIT, Faults, HubServer, environment
 
-from onecard.data import catalogue, hub, origin, pipeline, reading
-from onecard.data.prepare import prepare
-from onecard.data.prepared import PreparedFacts
+from onecard.data.hub import catalogue
+from onecard.data.hub import fetch as hub
+from onecard.data.hub.transfer import Patience
+from onecard.data.prepare import origin, pipeline, reading
+from onecard.data.prepare.command import prepare
+from onecard.data.prepare.outcome import PreparedFacts
 from onecard.data.tokenizer import load_tokenizer
-from onecard.data.transfer import Patience
 from onecard.errors import UserError
 
 REPO = "HuggingFaceFW/fineweb"
@@ -227,8 +229,10 @@ def test_shakespeare_is_nanogpts_in_both_forms(server: HubServer, tmp_path: Path
 _VICTIM = """
 import sys, time
 from pathlib import Path
-from onecard.data import pipeline, reading, writer
-from onecard.data.prepare import prepare
+from onecard.data.prepare import pipeline
+from onecard.data.prepare import reading
+from onecard.data.prepare import writer
+from onecard.data.prepare.command import prepare
 writer.COMMIT_SECONDS = 0.0
 reading.BATCH_BYTES = pipeline.BATCH_BYTES = 4000
 print("ready", flush=True)
@@ -267,7 +271,7 @@ def test_kills_while_downloading_and_tokenizing_change_nothing(server: HubServer
 
 
 def test_origin_sizes_are_of_what_is_needed(server: HubServer, tmp_path: Path) -> None:
-    from onecard.data.remote import RemoteFiles
+    from onecard.data.prepare.remote import RemoteFiles
 
     dataset = catalogue.lookup("fineweb", dump=DUMP)
     files = RemoteFiles(dataset, hub.list_files(dataset), tmp_path, False, 100)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onecard.data import reading
-from onecard.data.origin import LocalFiles
-from onecard.data.reading import Batch, Place, document_digest
-from onecard.data.sources import Tally, find_sources
+from onecard.data.prepare import reading
+from onecard.data.prepare.origin import LocalFiles
+from onecard.data.prepare.reading import Batch, Place, document_digest
+from onecard.data.prepare.sources import Tally, find_sources
 from onecard.errors import UserError
 
 

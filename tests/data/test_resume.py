@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onecard.data import pipeline, reading, writer
 from onecard.data.batches import Sequences
 from onecard.data.bins import open_split
-from onecard.data.prepare import prepare
-from onecard.data.prepared import PreparedFacts, summary
+from onecard.data.prepare import pipeline, reading, writer
+from onecard.data.prepare.command import prepare
+from onecard.data.prepare.outcome import PreparedFacts, summary
 from onecard.data.tokenizer import ByteTokenizer
 from onecard.errors import UserError
 
@@ -83,8 +83,10 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 _VICTIM = """
 import sys, time
 from pathlib import Path
-from onecard.data import pipeline, reading, writer
-from onecard.data.prepare import prepare
+from onecard.data.prepare import pipeline
+from onecard.data.prepare import reading
+from onecard.data.prepare import writer
+from onecard.data.prepare.command import prepare
 from onecard.data.tokenizer import ByteTokenizer
 writer.COMMIT_SECONDS = 0.0
 reading.BATCH_BYTES = pipeline.BATCH_BYTES = 600

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onecard.data.sources import SourceFile, Tally, find_sources, open_stream
+from onecard.data.prepare.sources import SourceFile, Tally, find_sources, open_stream
 from onecard.errors import UserError
 
 

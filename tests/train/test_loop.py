@@ -468,7 +468,7 @@ def test_wandb_gets_the_run_when_installed_and_one_hint_when_not(
 
 
 def test_samples_are_written_at_evaluations(workplace: Path) -> None:
-    from onecard.data.prepare import prepare
+    from onecard.data.prepare.command import prepare
 
     Path("text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
     prepare(["text.txt"], tokenizer="byte", progress=False)

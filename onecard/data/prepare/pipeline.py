@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.reading import BATCH_BYTES, MOST_TEXTS, Batch
+from onecard.data.prepare.reading import BATCH_BYTES, MOST_TEXTS, Batch
 from onecard.data.tokenizer import Tokenizer
 from onecard.hardware.cpu import usable_cores
 

@@ -1,6 +1,6 @@
 """The datasets `onecard prepare` knows by name: where they lie, which files, in which order, on which terms.
 
-Nothing here touches the network; hub.py fetches what is described here.
+Nothing here touches the network; fetch.py fetches what is described here.
 """
 
 from __future__ import annotations

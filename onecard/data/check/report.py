@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from onecard.data.bins import JOURNAL_NAME, Split, _missing, _split_files, read_meta
-from onecard.data.build import BY_HASH
-from onecard.data.check_meta import SPLITS, Book
-from onecard.data.check_text import as_text, token_text
-from onecard.data.progress import Progress
-from onecard.data.survey import Documents, Survey, TokenRow, entropy, histogram, repeats, shared, survey
+from onecard.data.check.claims import SPLITS, Book
+from onecard.data.check.survey import Documents, Survey, TokenRow, entropy, histogram, repeats, shared, survey
+from onecard.data.check.text import as_text, token_text
+from onecard.data.prepare.build import BY_HASH
+from onecard.data.prepare.progress import Progress
 from onecard.errors import UserError
 
 SAMPLE_CHARACTERS = 300

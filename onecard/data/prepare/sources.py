@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from onecard.data.catalogue import NAMES
+from onecard.data.hub.catalogue import NAMES
 from onecard.errors import UserError, missing_package
 
 STDLIB = "stdlib"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from onecard.data.sources import BadFileError, SourceFile, open_stream
+from onecard.data.prepare.sources import BadFileError, SourceFile, open_stream
 from onecard.data.tokenizer import well_formed
 
 # About this much text is handed on at a time: small enough for bounded memory, large enough that
@@ -117,7 +117,7 @@ def read_batches(file: SourceFile, column: str, start: Place, scratch: Path) -> 
     elif file.kind == "text":
         yield from _text(file, start)
     else:
-        from onecard.data.parquet import read_parquet
+        from onecard.data.prepare.parquet import read_parquet
 
         yield from read_parquet(file, column, start, scratch)
     yield Batch(end=Place(start.source + 1), read=file.size)

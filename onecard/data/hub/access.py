@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from onecard import __version__
-from onecard.data.catalogue import NamedDataset
-from onecard.data.transfer import DamagedError, Patience, RefusedError
+from onecard.data.hub.catalogue import NamedDataset
+from onecard.data.hub.transfer import DamagedError, Patience, RefusedError
 from onecard.errors import UserError
 
 _TRUE = {"1", "ON", "YES", "TRUE"}

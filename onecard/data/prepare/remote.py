@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from onecard.data.catalogue import NamedDataset
-from onecard.data.hub import Fetcher, Listing
-from onecard.data.origin import Origin
-from onecard.data.progress import short
-from onecard.data.sources import SourceFile, file_sha256
+from onecard.data.hub.catalogue import NamedDataset
+from onecard.data.hub.fetch import Fetcher, Listing
+from onecard.data.prepare.origin import Origin
+from onecard.data.prepare.progress import short
+from onecard.data.prepare.sources import SourceFile, file_sha256
 
 DOWNLOADS = ".download"
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from onecard.data.bins import JOURNAL_NAME, META_SCHEMA, Split
 from onecard.data.bpe import BpeTokenizer
-from onecard.data.parquet import UNPACKED
+from onecard.data.prepare.parquet import UNPACKED
 from onecard.data.tokenizer import from_facts
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk, write_json

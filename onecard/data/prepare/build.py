@@ -14,13 +14,13 @@ from typing import Any
 
 from onecard import __version__
 from onecard.data.bins import META_SCHEMA
-from onecard.data.origin import LocalFiles, Origin
-from onecard.data.pipeline import ByHash, ByTail, Encoded, encode_all
-from onecard.data.progress import Progress
-from onecard.data.reading import DIGEST_SPAN, Batch, Place
-from onecard.data.sources import BadFileError, Tally
+from onecard.data.prepare.origin import LocalFiles, Origin
+from onecard.data.prepare.pipeline import ByHash, ByTail, Encoded, encode_all
+from onecard.data.prepare.progress import Progress
+from onecard.data.prepare.reading import DIGEST_SPAN, Batch, Place
+from onecard.data.prepare.sources import BadFileError, Tally
+from onecard.data.prepare.writer import SPLITS, DamagedError, DatasetWriter, Mode, discard
 from onecard.data.tokenizer import CharTokenizer, Tokenizer
-from onecard.data.writer import SPLITS, DamagedError, DatasetWriter, Mode, discard
 from onecard.errors import UserError
 
 BY_HASH = "by document hash"

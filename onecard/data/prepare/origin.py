@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from onecard.data.progress import Progress
-from onecard.data.reading import Batch, Place, read_batches
-from onecard.data.sources import SourceFile, file_sha256, unreadable
+from onecard.data.prepare.progress import Progress
+from onecard.data.prepare.reading import Batch, Place, read_batches
+from onecard.data.prepare.sources import SourceFile, file_sha256, unreadable
 from onecard.errors import UserError
 
 # Parquet of text is usually compressed to less than half, gzip and zstd to a third and less.

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onecard.data.bins import JOURNAL_NAME, Split
-from onecard.data.build import BY_HASH
-from onecard.data.survey import Survey, TokenRow
+from onecard.data.check.survey import Survey, TokenRow
+from onecard.data.prepare.build import BY_HASH
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from onecard.data.bins import read_meta
-from onecard.data.build import BY_TAIL, Job, collect_characters, write_dataset
-from onecard.data.origin import LocalFiles, Origin
-from onecard.data.prepared import PreparedFacts
-from onecard.data.progress import Progress
-from onecard.data.reading import Place
-from onecard.data.request import Request, dataset_name, named_dataset
-from onecard.data.sources import STDLIB, Tally, find_sources
-from onecard.data.tokenizer import NAMES, Tokenizer, from_facts, make_tokenizer
-from onecard.data.writer import (
+from onecard.data.prepare.build import BY_TAIL, Job, collect_characters, write_dataset
+from onecard.data.prepare.origin import LocalFiles, Origin
+from onecard.data.prepare.outcome import PreparedFacts
+from onecard.data.prepare.progress import Progress
+from onecard.data.prepare.reading import Place
+from onecard.data.prepare.request import Request, dataset_name, named_dataset
+from onecard.data.prepare.sources import STDLIB, Tally, find_sources
+from onecard.data.prepare.writer import (
     SPLITS,
     LockedFolder,
     Mode,
@@ -32,6 +31,7 @@ from onecard.data.writer import (
     is_whole,
     read_journal,
 )
+from onecard.data.tokenizer import NAMES, Tokenizer, from_facts, make_tokenizer
 from onecard.errors import UserError
 
 # Enough validation text to tell 0.01 nats apart (about 250,000 GPT-2 tokens), half a percent of a
@@ -284,15 +284,15 @@ def _local_files(request: Request, tally: Tally) -> LocalFiles | None:
     if request.named is None:
         return LocalFiles(find_sources(request.inputs, tally, request.folder))
     if request.named.is_text:
-        from onecard.data.hub import fetch_text
+        from onecard.data.hub.fetch import fetch_text
 
         return LocalFiles(find_sources([str(fetch_text(request.named))], tally))
     return None
 
 
 def _remote_files(request: Request, state: dict[str, Any]) -> Origin:
-    from onecard.data.hub import list_files
-    from onecard.data.remote import RemoteFiles, stored_commit
+    from onecard.data.hub.fetch import list_files
+    from onecard.data.prepare.remote import RemoteFiles, stored_commit
 
     assert request.named is not None
     listing = list_files(request.named, stored_commit(state))

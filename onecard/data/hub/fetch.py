@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
-from onecard.data import hub_access as access
-from onecard.data.catalogue import NamedDataset
-from onecard.data.transfer import (
+from onecard.data.hub import access
+from onecard.data.hub.catalogue import NamedDataset
+from onecard.data.hub.transfer import (
     DamagedError,
     Patience,
     RefusedError,

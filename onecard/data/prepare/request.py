@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from onecard.data import catalogue
-from onecard.data.sources import STDLIB
+from onecard.data.hub import catalogue
+from onecard.data.prepare.sources import STDLIB
 from onecard.errors import UserError
 
 _COUNT = re.compile(r"(\d{1,3}(?:,\d{3})+|[\d_]*\.?\d+(?:e\d{1,2})?)\s*([kmbt]?)", re.IGNORECASE)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from onecard.data import reading
-from onecard.data.reading import PIECE_BYTES, Batch, Place, decode, document_digest, missing_column
-from onecard.data.sources import BadFileError, SourceFile, open_stream, unreadable
+from onecard.data.prepare import reading
+from onecard.data.prepare.reading import PIECE_BYTES, Batch, Place, decode, document_digest, missing_column
+from onecard.data.prepare.sources import BadFileError, SourceFile, open_stream, unreadable
 from onecard.errors import UserError, missing_package
 
 _MOST_ROWS = 4096

@@ -1,0 +1,1 @@
+"""Datasets by name: what there is, and how it comes here."""

@@ -1,0 +1,1 @@
+"""`onecard prepare`: text to tokens. Begin with command.py."""
