@@ -1,5 +1,5 @@
 # A character-level GPT on Shakespeare, nanoGPT's first example.
-# With its input.txt here: onecard prepare input.txt --name shakespeare_char --tokenizer char
+# Its data: onecard prepare shakespeare_char
 out_dir = "out-shakespeare-char"
 dataset = "shakespeare_char"
 

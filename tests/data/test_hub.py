@@ -238,7 +238,7 @@ def test_closing_is_quick_and_what_has_come_is_not_fetched_again(
         time.sleep(0.01)
     began = time.monotonic()
     fetch.close()
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 3
     with pytest.raises(StoppedError):
         fetch.get(0)
     [partial] = files_below(tmp_path / ".parquet")
