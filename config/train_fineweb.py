@@ -1,5 +1,5 @@
 # A 41M GPT on FineWeb: 524,288 tokens a step, 3.1B tokens in all.
-# Its data: onecard prepare fineweb --tokens 3.2B --dump CC-MAIN-2013-20 (or: prepare FOLDER-OF-PARQUET --name fineweb)
+# Its data: onecard prepare fineweb --tokens 3.2B --dump CC-MAIN-2013-20
 out_dir = "out-fineweb"
 dataset = "fineweb"
 

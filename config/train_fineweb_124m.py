@@ -1,5 +1,5 @@
 # GPT-2 124M on FineWeb: the same step as train_fineweb.py, three times the model.
-# Its data: onecard prepare fineweb --tokens 3.2B --dump CC-MAIN-2013-20 (or: prepare FOLDER-OF-PARQUET --name fineweb)
+# Its data: onecard prepare fineweb --tokens 3.2B --dump CC-MAIN-2013-20
 out_dir = "out-fineweb-124m"
 dataset = "fineweb"
 
