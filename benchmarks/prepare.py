@@ -67,7 +67,7 @@ def measure_encoder(kind: str, folder: str) -> dict[str, Any]:
         def count(batch: list[Any]) -> int:
             return len(encoder.encode_batch_flat(batch, split_special_tokens=True)[0]) // 4
     elif package == "gigatoken":
-        import awkward  # noqa: F401
+        import awkward  # noqa: F401 - gigatoken loads it at its first answer: outside the clock too
         import gigatoken
 
         plain = json.loads(vocabulary)

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any, BinaryIO
+
+_HASH_BLOCK = 4 * 2**20
+
+
+class StoppedError(Exception):
+    """The work was called off."""
 
 
 class AlreadyLockedError(Exception):
     """Another process holds the lock."""
+
+
+def file_sha256(path: Path, stop: threading.Event | None = None) -> str:
+    """Of a file of any size; StoppedError soon after `stop` is set."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK):
+            if stop is not None and stop.is_set():
+                raise StoppedError
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def flush_to_disk(path: Path) -> None:

@@ -31,6 +31,7 @@ SCAN_BYTES = 64 * 2**20
 _SCAN_WINDOW_BYTES = 2**20
 
 Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 class _Part:
@@ -259,7 +260,7 @@ def _split_files(data_dir: Path, split: Split) -> list[Path]:
 
 
 def _later_shards(last: Path) -> list[Path]:
-    for split in ("train", "val"):
+    for split in SPLITS:
         if f"_{split}_" in last.name:
             siblings = sorted(last.parent.glob(f"*_{split}_*.bin"))
             return [path for path in siblings if path.name > last.name]

@@ -7,7 +7,6 @@ folder called step-00000500 is complete by construction. The newest two and the 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import re
@@ -22,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from onecard.errors import UserError
-from onecard.files import flush_to_disk, write_json
+from onecard.files import file_sha256, flush_to_disk, write_json
 from onecard.run.directory import SCHEMA, read_json
 
 KEEP_NEWEST = 2
@@ -175,7 +174,7 @@ def damage(checkpoint: Checkpoint, *, weights_only: bool = False) -> str | None:
         try:
             if path.stat().st_size != facts["bytes"]:
                 return f"{name} has {path.stat().st_size:,} bytes instead of {facts['bytes']:,}"
-            if _sha256(path) != facts["sha256"]:
+            if file_sha256(path) != facts["sha256"]:
                 return f"the content of {name} has changed"
         except (OSError, TypeError, KeyError) as error:
             return f"{name} cannot be checked: {error}"
@@ -212,9 +211,4 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}

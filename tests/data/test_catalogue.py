@@ -41,7 +41,7 @@ def test_only_shakespeare_char_is_by_character() -> None:
 
 
 def test_the_size_of_fineweb_in_advance() -> None:
-    assert lookup("fineweb").parquet_bytes(3_200_000_000) == pytest.approx(9e9, rel=0.01)
+    assert lookup("fineweb").parquet_bytes_per_token * 3.2e9 == pytest.approx(9e9, rel=0.01)
 
 
 def test_fineweb_without_a_crawl_is_the_sample_in_mixed_order() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from onecard.data.bins import JOURNAL_NAME, Split, _missing, _split_files, read_meta
-from onecard.data.check.claims import SPLITS, Book
+from onecard.data.bins import JOURNAL_NAME, SPLITS, Split, _missing, _split_files, read_meta
+from onecard.data.check.claims import Book
 from onecard.data.check.survey import Documents, Survey, TokenRow, entropy, histogram, repeats, shared, survey
 from onecard.data.check.text import as_text, token_text
 from onecard.data.prepare.build import BY_HASH

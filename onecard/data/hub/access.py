@@ -47,7 +47,7 @@ def _stored_token() -> str | None:
         from huggingface_hub import get_token
 
         return get_token()
-    except Exception:
+    except Exception:  # missing, damaged or of another version
         return None
 
 

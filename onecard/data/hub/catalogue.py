@@ -55,10 +55,6 @@ class NamedDataset:
     def is_text(self) -> bool:
         return bool(self.url)
 
-    def parquet_bytes(self, tokens: int) -> int:
-        """About how much parquet holds that many GPT-2 tokens."""
-        return round(tokens * self.parquet_bytes_per_token)
-
     def train_files(self, paths: list[str]) -> list[str]:
         """Those of the repository's paths that belong to this dataset, in the order they are read."""
         chosen = [

@@ -62,18 +62,6 @@ class Listing:
     commit: str
     files: list[RemoteFile]
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(file.size for file in self.files)
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Listing:
-        files = [RemoteFile(**file) for file in content["files"]]
-        return cls(content["name"], content["repo"], content["commit"], files)
-
 
 @dataclass(frozen=True)
 class FetchStatus:

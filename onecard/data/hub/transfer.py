@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 import http.client
 import json
 import os
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from onecard.errors import UserError
-from onecard.files import AlreadyLockedError, exclusive_lock
+from onecard.files import AlreadyLockedError, StoppedError, exclusive_lock, file_sha256
 
 _CHUNK = 2**20
 _LONGEST_ASKED_WAIT_S = 60.0
@@ -49,10 +48,6 @@ class Patience:
 
     def wait_s(self, attempt: int) -> float:
         return float(min(self.first_wait_s * 2 ** min(attempt, 16), self.longest_wait_s))
-
-
-class StoppedError(Exception):
-    """The transfer was told to stop; what has come stays for next time."""
 
 
 class UnreachableError(Exception):
@@ -180,22 +175,12 @@ def _next_page(link: str | None, url: str) -> str | None:
     return None
 
 
-def sha256_of(path: Path, stop: threading.Event) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            if stop.is_set():
-                raise StoppedError
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def is_right(path: Path, size: int, sha256: str | None, stop: threading.Event) -> bool:
     """Whether the file is there with this content."""
     try:
         if not path.is_file() or path.stat().st_size != size:
             return False
-        return sha256 is None or sha256_of(path, stop) == sha256
+        return sha256 is None or file_sha256(path, stop) == sha256
     except OSError:
         return False
 
@@ -267,7 +252,7 @@ class Transfer:
                 self._fill(file)
                 if self._wanted.sha256 is None:
                     return
-                found = sha256_of(self._partial, self._stop)
+                found = file_sha256(self._partial, self._stop)
                 if found == self._wanted.sha256:
                     return
                 raise DamagedError("SHA-256", self._wanted.sha256, found)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from onecard import __version__
-from onecard.data.bins import META_SCHEMA
+from onecard.data.bins import META_SCHEMA, SPLITS
 from onecard.data.prepare.origin import LocalFiles, Origin
 from onecard.data.prepare.pipeline import ByHash, ByTail, Encoded, encode_all
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.reading import DIGEST_SPAN, Batch, Place
 from onecard.data.prepare.sources import BadFileError, Tally
-from onecard.data.prepare.writer import SPLITS, DamagedError, DatasetWriter, Mode, discard
+from onecard.data.prepare.writer import DatasetWriter, JournalError, Mode, discard
 from onecard.data.tokenizer import CharTokenizer, Tokenizer
 from onecard.errors import UserError
 
@@ -220,7 +220,7 @@ def _open_writer(job: Job) -> DatasetWriter:
             # meta.json counts the document in both splits; it ends in validation.
             so_far = so_far | {"train": so_far["train"] | {"documents": 0}}
         return DatasetWriter(job.folder, job.mode, job.dtype, job.tokenizer.eot, so_far)
-    except DamagedError as error:
+    except JournalError as error:
         if job.mode == "append":
             raise UserError(
                 f"{job.folder / str(error)} was changed since it was prepared",
@@ -253,10 +253,10 @@ def _append(writer: DatasetWriter, part: Encoded, wanted: int | None) -> int | N
             if missing <= 0 and batch.ends[number] and not no_val:
                 count, stop = number + 1, number
                 break
-    for split, is_val in (("train", False), ("val", True)):
-        chosen = [n for n in range(count) if part.held_out[n] is is_val]
+    for split in SPLITS:
+        chosen = [n for n in range(count) if part.held_out[n] is (split == "val")]
         writer.append(
-            split,  # type: ignore[arg-type]
+            split,
             ((ids_N[offsets[n] : offsets[n + 1]], batch.ends[n]) for n in chosen),
             sum(batch.sizes[n] for n in chosen),
             sum(batch.ends[n] for n in chosen),

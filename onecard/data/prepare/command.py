@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from onecard.data.bins import read_meta
+from onecard.data.bins import SPLITS, read_meta
 from onecard.data.prepare.build import BY_TAIL, Job, collect_characters, write_dataset
 from onecard.data.prepare.origin import LocalFiles, Origin
 from onecard.data.prepare.outcome import PreparedFacts
@@ -22,7 +22,6 @@ from onecard.data.prepare.reading import Place
 from onecard.data.prepare.request import Request, dataset_name, named_dataset
 from onecard.data.prepare.sources import STDLIB, Tally, find_sources
 from onecard.data.prepare.writer import (
-    SPLITS,
     LockedFolder,
     Mode,
     cannot_write,

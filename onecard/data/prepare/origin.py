@@ -11,13 +11,13 @@ from typing import Any
 
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.reading import Batch, Place, read_batches
-from onecard.data.prepare.sources import SourceFile, file_sha256, unreadable
+from onecard.data.prepare.sources import SourceFile, unreadable
 from onecard.errors import UserError
+from onecard.files import StoppedError, file_sha256
 
 # Parquet of text is usually compressed to less than half, gzip and zstd to a third and less.
 _TEXT_PER_PARQUET_BYTE = 2.5
 _TEXT_PER_COMPRESSED_BYTE = 3.0
-_HASH_BLOCK = 4 * 2**20
 # Smaller files are hashed when their hash is asked for: a thread for each would cost more.
 _HASHED_LATER = 2**20
 _END_BYTES = 2**20
@@ -111,24 +111,21 @@ class _Hashing:
             self._thread.start()
 
     def _run(self) -> None:
-        digest = hashlib.sha256()
         try:
-            with self._file.path.open("rb") as stream:
-                while block := stream.read(_HASH_BLOCK):
-                    if self._stop.is_set():
-                        return
-                    digest.update(block)
-            self._outcome = digest.hexdigest()
+            self._outcome = file_sha256(self._file.path, self._stop)
         except OSError as error:
             self._outcome = unreadable(self._file.path, error)
+        except StoppedError as error:
+            self._outcome = error
 
     def result(self) -> str:
         if self._thread is None:
-            return file_sha256(self._file.path)
-        self._thread.join()
+            self._run()
+        else:
+            self._thread.join()
+        assert self._outcome is not None, "it ran"
         if isinstance(self._outcome, BaseException):
             raise self._outcome
-        assert self._outcome is not None, "stopped"
         return self._outcome
 
     def stop(self) -> None:
@@ -229,7 +226,7 @@ def _modified_ns(file: SourceFile) -> int:
 
 def _is_same(file: SourceFile, entry: dict[str, Any]) -> bool:
     if "sha256" in entry:
-        return file_sha256(file.path) == entry["sha256"]
+        return _Hashing(file).result() == entry["sha256"]
     return "sha256_of_ends" in entry and _sha256_of_ends(file) == entry["sha256_of_ends"]
 
 

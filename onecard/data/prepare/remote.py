@@ -10,7 +10,8 @@ from onecard.data.hub.catalogue import NamedDataset
 from onecard.data.hub.fetch import Fetcher, Listing
 from onecard.data.prepare.origin import Origin
 from onecard.data.prepare.progress import short
-from onecard.data.prepare.sources import SourceFile, file_sha256
+from onecard.data.prepare.sources import SourceFile
+from onecard.files import file_sha256
 
 DOWNLOADS = ".download"
 
@@ -118,9 +119,13 @@ class RemoteFiles(Origin):
             f"{self._named.name}: {self.listing.repo}/{self._named.folder} at {self.listing.commit[:12]}, "
             f"{self._named.licence}\n"
             f"  about {short(tokens)} training tokens from {count:,} of {len(self):,} files: "
-            f"{self.total_bytes / 1e9:.1f} GB of parquet to download ({fate}), "
-            f"{tokens * itemsize / 1e9:.1f} GB of tokens to keep"
+            f"{_size(self.total_bytes)} of parquet to download ({fate}), "
+            f"{_size(tokens * itemsize)} of tokens to keep"
         )
+
+
+def _size(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
 
 
 def stored_commit(meta: dict[str, Any]) -> str | None:

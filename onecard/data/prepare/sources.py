@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import difflib
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -295,11 +294,3 @@ class _RawStream(io.RawIOBase):
     def close(self) -> None:
         self._stream.close()
         super().close()
-
-
-def file_sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise unreadable(path, error) from error

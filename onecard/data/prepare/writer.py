@@ -21,14 +21,13 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.bins import JOURNAL_NAME, META_SCHEMA, Split
+from onecard.data.bins import JOURNAL_NAME, META_SCHEMA, SPLITS, Split
 from onecard.data.bpe import BpeTokenizer
 from onecard.data.prepare.parquet import UNPACKED
 from onecard.data.tokenizer import from_facts
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk, write_json
 
-SPLITS: tuple[Split, ...] = ("train", "val")
 LOCK_NAME = ".prepare.lock"
 TOKENIZER_NAME = "tokenizer.json"
 PARTIAL = ".partial"
@@ -40,7 +39,7 @@ _HASH_BLOCK = 16 * 2**20
 Mode = Literal["new", "append"]
 
 
-class DamagedError(Exception):
+class JournalError(Exception):
     """What is on disk is not what the journal says."""
 
 
@@ -59,7 +58,7 @@ class _SplitWriter:
         self._hash_first(n_bytes)
         if self.tokens and self._hash.hexdigest() != so_far.get("sha256"):
             self._file.close()
-            raise DamagedError(path.name)
+            raise JournalError(path.name)
         self._file.truncate(n_bytes)
         self._file.seek(n_bytes)
 
@@ -113,7 +112,7 @@ class DatasetWriter:
                 self._splits[split] = _SplitWriter(path, self._dtype, so_far.get(split) or {})
         except OSError as error:
             raise cannot_write(folder, error) from error
-        except DamagedError:
+        except JournalError:
             self.close()
             raise
 
