@@ -31,16 +31,19 @@ def _shape(options: argparse.Namespace) -> Any:
 
 def our_step(options: argparse.Namespace) -> Any:
     from onecard.data.prefetch import Micro
+    from onecard.model.attention import fastest_kernel
     from onecard.model.gpt2 import GPT2
-    from onecard.optim.adamw import build_adamw
     from onecard.train.step import Stepper
 
     torch.set_float32_matmul_precision("high")
-    model = GPT2.initialised(_shape(options), 0).cuda()
+    shape = _shape(options)
+    model = GPT2.initialised(shape, 0)
+    model.attention_kernel, _ = fastest_kernel(
+        options.batch, shape.n_head, shape.block_size, shape.head_dim, torch.bfloat16, "cuda"
+    )
     model.compile_parts()
-    optimizer = build_adamw(model, learning_rate=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
     stepper = Stepper(
-        model, optimizer, device="cuda", dtype="bfloat16", dropout=options.dropout, grad_clip=1.0
+        model, device="cuda", dtype="bfloat16", dropout=options.dropout, grad_clip=1.0, compiled=True
     )
     ids = torch.zeros(options.batch, dtype=torch.int64, device="cuda")
 

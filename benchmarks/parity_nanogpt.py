@@ -30,7 +30,6 @@ from onecard.config import RunConfig
 from onecard.data.prefetch import Micro
 from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
-from onecard.optim.adamw import build_adamw
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
 from onecard.shapes import GPT2Shape
@@ -106,14 +105,14 @@ def run_onecard(noted: dict[str, Any], config: RunConfig) -> list[float]:
     shape = GPT2Shape(config.n_layer, config.n_head, config.n_embd, VOCAB, config.block_size, config.bias)
     model = GPT2(shape)
     load_weights(model, noted["weights"])
-    optimizer = build_adamw(
+    stepper = Stepper(
         model,
-        learning_rate=config.learning_rate,
+        device="cpu",
+        dtype="float32",
+        dropout=0.0,
+        grad_clip=config.grad_clip,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
-    )
-    stepper = Stepper(
-        model, optimizer, device="cpu", dtype="float32", dropout=0.0, grad_clip=config.grad_clip
     )
     losses = []
     accumulation = config.gradient_accumulation_steps

@@ -70,6 +70,14 @@ class RunConfig(Config):
     device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="system", changes_result=False)
     dtype: str | None = knob("str", None, "float32, bfloat16 or float16; auto: bfloat16 where the card has it", group="system", choices=("float32", "bfloat16", "float16"))
     compile: bool = knob("bool", True, "compile with torch.compile (cached between runs)", group="system", changes_result=False)
+    # --- how it fits into memory: none of these changes what is learned, but for the two marked low-bit
+    recompute: str | None = knob("str", None, "compute again in the backward pass instead of keeping: none, mlp or block", group="memory", choices=("none", "mlp", "block"), changes_result=False, alias="gradient_checkpointing", alias_values={True: "block", False: "none"})
+    loss_chunk: int | None = knob("int", None, "tokens whose logits exist at a time", group="memory", low=1, changes_result=False)
+    offload: str | None = knob("str", None, "in host memory: none, optimizer (masters and moments) or gradients (these too)", group="memory", choices=("none", "optimizer", "gradients"), changes_result=False)
+    master_weights: str | None = knob("str", None, "the weights that learn: fp32, or bf16 (low-bit, stochastic rounding)", group="memory", choices=("fp32", "bf16"))
+    optim_states: str | None = knob("str", None, "AdamW's moments: fp32, or int8 (low-bit)", group="memory", choices=("fp32", "int8"))
+    vram_limit: float | None = knob("float", None, "GiB of the card this process may take in all", group="memory", low=0.1, high=10_000.0, changes_result=False)
+    vram_reserve: float | None = knob("float", None, "GiB of the card to leave to others", group="memory", low=0.0, high=10_000.0, changes_result=False)
     # fmt: on
 
     @property

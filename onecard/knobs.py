@@ -41,11 +41,14 @@ def knob(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     changes_result: bool = True,
+    alias: str = "",
+    alias_values: Mapping[bool, str] | None = None,
 ) -> Any:
     """A field of a config. `kind` is int, float, bool, str or tokens; default None means auto.
 
     `changes_result=False` marks knobs that may differ between a run and its continuation without
-    making it another experiment (logging, device, ...).
+    making it another experiment (logging, device, ...). `alias` is another project's name for the
+    knob, a switch whose two positions mean `alias_values`.
     """
     if high is None and kind in ("int", "tokens"):
         high = MAX_INTEGER
@@ -53,7 +56,8 @@ def knob(
         default=default,
         metadata={
             "kind": kind, "help": text, "group": group, "low": low, "high": high,
-            "choices": choices, "changes_result": changes_result,
+            "choices": choices, "changes_result": changes_result, "alias": alias,
+            "alias_values": alias_values or {},
         },
     )  # fmt: skip
 
@@ -109,18 +113,20 @@ def load_config(
     notes: list[str] = []
 
     def set_value(assignment: Assignment, from_text: bool) -> None:
+        assignment = _own_name(assignment, fields)
         field = _known_field(assignment, fields)
         values[field.name] = _typed(field, assignment, from_text)
         origins[field.name] = assignment.origin
 
     # `--no-compile` reads naturally for booleans.
+    aliases = [f.metadata["alias"] for f in fields.values() if f.metadata["alias"]]
     negated = {f"no_{n}": n for n, f in fields.items() if f.metadata["kind"] == "bool"}
     for argument in split_arguments(
         arguments, lambda n: n in fields and fields[n].metadata["kind"] != "bool"
     ):
         if argument.name == "":
             parsed = read_config_file(
-                str(argument.value), {**dict.fromkeys(also_known), **defaults, **values}
+                str(argument.value), {**dict.fromkeys({*also_known, *aliases}), **defaults, **values}
             )
             notes += parsed.notes
             for assignment in parsed.assignments:
@@ -149,6 +155,21 @@ def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Fi
     if argument.name in fields and fields[argument.name].metadata["kind"] != "bool":
         raise UserError(f"--{argument.name} needs a value", hint=f"--{argument.name}=VALUE")
     return Assignment(argument.name, True, COMMAND_LINE)
+
+
+def _own_name(assignment: Assignment, fields: Mapping[str, dataclasses.Field[Any]]) -> Assignment:
+    """The same assignment with our knob's name and value, where it was given by another project's."""
+    for name, field in fields.items():
+        if assignment.name == field.metadata["alias"] != "":
+            switch = _convert("bool", assignment.value)
+            if switch is None:
+                raise UserError(
+                    f"{assignment.name} takes True or False, not {shortened(assignment.value)} "
+                    f"({assignment.origin})",
+                    hint=f"or use {name}: {', '.join(field.metadata['choices'])}",
+                )
+            return Assignment(name, field.metadata["alias_values"][bool(switch)], assignment.origin)
+    return assignment
 
 
 def _known_field(

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from onecard.errors import UserError
-from onecard.model.gpt2 import GPT2, LayerCache
+from onecard.model.gpt2 import GPT2
+from onecard.model.gpt2_block import LayerCache
 
 # Probabilities become whole numbers of this unit: sums of integers are exact and the same on every
 # device. Fine enough that what is lost (below 1e-14) is never drawn anyway, coarse enough that the
@@ -53,10 +54,6 @@ def generate(
     number first_sample + r, and its chance depends on that number and the seed alone: it comes out
     the same in a batch of any size, up to rounding of the logits. Ids from n_vocab on (padding of
     the embedding) are never drawn.
-
-    An autocast around the loop is respected. Let it be one of its own, not the one training steps
-    run in: autocast keeps its casts of the weights until the outermost context ends, and those made
-    here carry no gradient.
     """
     assert prompt, "an empty prompt predicts nothing"
     was_training = model.training
@@ -95,25 +92,15 @@ def _read_prompt(
     model: GPT2, prompt_1T: Tensor, samples: int, capacity: int
 ) -> tuple[Tensor, list[LayerCache]]:
     """Logits after the prompt and a cache holding it, for all samples: read once, then copied."""
-    dtype = _attention_dtype(model)
     if samples == 1:
-        cache = model.new_cache(1, capacity, dtype)
+        cache = model.new_cache(1, capacity)
         return model.next_logits(prompt_1T, cache), cache
-    prompt_cache = model.new_cache(1, prompt_1T.shape[1], dtype)
+    prompt_cache = model.new_cache(1, prompt_1T.shape[1])
     logits_1V = model.next_logits(prompt_1T, prompt_cache)
-    cache = model.new_cache(samples, capacity, dtype)
+    cache = model.new_cache(samples, capacity)
     for layer, prompt_layer in zip(cache, prompt_cache, strict=True):
         layer.append(prompt_layer.k_BHTQ, prompt_layer.v_BHTQ)
     return logits_1V.expand(samples, -1), cache
-
-
-def _attention_dtype(model: GPT2) -> torch.dtype:
-    """What queries, keys and values come out as: autocast's dtype, if one is on, else the weights'."""
-    weight = model.lm_head.weight
-    # autocast leaves float64 alone.
-    if torch.is_autocast_enabled(weight.device.type) and weight.dtype != torch.float64:
-        return torch.get_autocast_dtype(weight.device.type)
-    return weight.dtype
 
 
 def _choose(logits_BV: Tensor, sampling: Sampling, uniforms: _Uniforms) -> Tensor:

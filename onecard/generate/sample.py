@@ -22,7 +22,6 @@ from onecard.data.tokenizer import Tokenizer
 from onecard.errors import UserError
 from onecard.generate.decode import Sampling, generate
 from onecard.model.gpt2 import GPT2
-from onecard.model.precision import autocast
 from onecard.run.load import LoadedModel, load_for_sampling
 
 SEPARATOR = "---------------"
@@ -63,11 +62,8 @@ def sample_text(
     seed: int,
     temperature: float = 0.8,
     top_k: int | None = 200,
-    *,
-    device: str = "cpu",
-    dtype: str = "float32",
 ) -> str:
-    """Prompt and continuation, for the samples a training run keeps: fp32 weights, computed in `dtype`.
+    """Prompt and continuation, for the samples a training run keeps.
 
     A prompt the tokenizer cannot write and a diverged model raise UserError.
     """
@@ -76,8 +72,7 @@ def sample_text(
     steps = generate(
         model, prompt, samples=1, max_new_tokens=n_tokens, sampling=sampling, n_vocab=tokenizer.n_vocab
     )
-    with autocast(device, dtype):
-        drawn = [int(next_1) for next_1 in steps]
+    drawn = [int(next_1) for next_1 in steps]
     return tokenizer.decode((prompt if prompt_text else []) + drawn)
 
 

@@ -33,14 +33,19 @@ class DropoutKeys:
         A site that counted through the layers would be a new number in each of them, and the
         compiler would compile each anew, then give up and run the rest eager.
         """
-        number_L = torch.arange(1, n_layer + 1, device=self.keys_B.device, dtype=torch.int32)
-        keys_LB = _scramble(self.keys_B[None, :] * _LAYER_STRIDE + number_L[:, None])
+        keys_LB = keys_for_layers(self.keys_B, n_layer)
         return [DropoutKeys(keys_B, self.probability) for keys_B in keys_LB]
 
     def apply(self, x: Tensor, site: int) -> Tensor:
         """Drop values of x (batch first), scaling what stays by 1/(1-p)."""
         kept = keep_mask(self.keys_B, tuple(x.shape[1:]), self.probability, site)
         return x * kept.to(x.dtype) * (1.0 / (1.0 - self.probability))
+
+
+def keys_for_layers(keys_B: Tensor, n_layer: int) -> Tensor:
+    """(L, B): keys of every layer, unlike each other's."""
+    number_L = torch.arange(1, n_layer + 1, device=keys_B.device, dtype=torch.int32)
+    return _scramble(keys_B[None, :] * _LAYER_STRIDE + number_L[:, None])
 
 
 def keep_mask(keys_B: Tensor, shape: tuple[int, ...], probability: float, site: int) -> Tensor:

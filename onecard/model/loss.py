@@ -1,20 +1,131 @@
-"""Head and loss together: from the last hidden state to a sum of negative log-likelihoods.
+"""Head and loss together, in chunks of rows: the B×T×V logits never exist.
+
+For each chunk: logits, their loss, and at once the gradient, which overwrites the logits; from it the
+gradients of the hidden rows and of the head. So one chunk of logits in the compute dtype is all the
+memory the vocabulary costs, and the backward pass has nothing left to do. That needs the gradient's
+scale before the loss is known: the tokens of the whole step, and in fp16 the loss scale.
 
 The sum (not the mean) is what a step needs: micro-batches of different sizes then add up to exactly
 the loss of the whole step, each token weighing the same.
+
+Shapes: N rows (tokens), C rows of a chunk, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
 from torch import Tensor
+
+from onecard.model.accumulate import add_outer_
 
 IGNORE = -1  # targets with this id carry no loss, as in nanoGPT
 
+# In bf16 twice as many bytes: 412 MB at GPT-2's vocabulary (see the logbook).
+_DEFAULT_CHUNK_LOGITS = 4096 * 50304
 
-def linear_cross_entropy_sum(x_BTD: Tensor, head_VD: Tensor, targets_BT: Tensor) -> Tensor:
-    """Sum over tokens of -log softmax(x @ head.T)[target], in fp32 (or the input's own, if wider)."""
-    logits_NV = F.linear(x_BTD.flatten(0, 1), head_VD)
-    # autocast already runs cross_entropy in fp32; outside autocast half inputs need the cast.
-    logits_NV = logits_NV.float() if logits_NV.element_size() < 4 else logits_NV
-    return F.cross_entropy(logits_NV, targets_BT.flatten(), ignore_index=IGNORE, reduction="sum")
+
+class LossOptions(NamedTuple):
+    softcap: float = 0.0  # logits become softcap * tanh(logits / softcap); 0: as they are
+    z_loss: float = 0.0  # adds z_loss * log(sum of exp)**2 to each token's loss
+
+
+def default_chunk(vocab_size: int) -> int:
+    """Rows at a time: enough to keep the matmuls efficient, whatever the vocabulary."""
+    return max(128, _DEFAULT_CHUNK_LOGITS // vocab_size // 128 * 128)
+
+
+def chunk_loss_(logits_CV: Tensor, targets_C: Tensor, scale: Tensor | None, options: LossOptions) -> Tensor:
+    """Summed loss of these logits; with a scale, logits are overwritten by scale × their gradient."""
+    wide_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    if options.softcap:
+        bent_CV = (wide_CV / options.softcap).tanh()
+        wide_CV = bent_CV * options.softcap
+    logsum_C = wide_CV.logsumexp(-1)
+    counts_C = targets_C != IGNORE
+    right_C = wide_CV.gather(1, targets_C.clamp(min=0)[:, None])[:, 0]
+    loss_C = logsum_C - right_C
+    if options.z_loss:
+        loss_C = loss_C + options.z_loss * logsum_C**2
+    loss = torch.where(counts_C, loss_C, 0.0).sum()
+    if scale is not None:
+        weight_C = torch.where(counts_C, scale, 0.0)
+        grad_CV = (wide_CV - logsum_C[:, None]).exp()
+        if options.z_loss:
+            grad_CV = grad_CV * (1 + 2 * options.z_loss * logsum_C)[:, None]
+        # A comparison instead of a scatter: it fuses with the rest into one pass.
+        right_CV = torch.arange(logits_CV.shape[1], device=logits_CV.device) == targets_C[:, None]
+        grad_CV = grad_CV - right_CV.to(grad_CV.dtype)
+        if options.softcap:
+            grad_CV = grad_CV * (1 - bent_CV**2)
+        logits_CV.copy_(grad_CV * weight_C[:, None])
+    return loss
+
+
+ChunkLoss = Callable[[Tensor, Tensor, Tensor | None, LossOptions], Tensor]
+
+
+def linear_cross_entropy(
+    x_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    chunk: int,
+    scale: Tensor | None = None,
+    head_total_VD: Tensor | None = None,
+    options: LossOptions = LossOptions(),  # noqa: B008 - immutable
+    chunk_loss: ChunkLoss = chunk_loss_,
+) -> Tensor:
+    """Sum over tokens of -log softmax(x @ head.T)[target], in fp32 (or the input's own, if wider).
+
+    With a `scale` (0-dim) gradients are taken: the head's is added to `head_total_VD` here and now,
+    that of x is what `backward()` of the returned sum passes on. Both are of scale × sum, so that
+    `backward()` belongs to this sum itself and nothing computed from it.
+    """
+    if scale is None:
+        with torch.no_grad():
+            return _in_chunks(x_ND, head_VD, targets_N, chunk, None, None, options, chunk_loss)[0]
+    assert head_total_VD is not None
+    result: Tensor = _LinearCrossEntropy.apply(
+        x_ND, head_VD, targets_N, chunk, scale, head_total_VD, options, chunk_loss
+    )  # type: ignore[no-untyped-call]
+    return result
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, *arguments: Any) -> Tensor:
+        loss, dx_ND = _in_chunks(x_ND, *arguments)
+        ctx.save_for_backward(dx_ND)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:  # upstream is 1: see linear_cross_entropy
+        return *ctx.saved_tensors, None, None, None, None, None, None, None
+
+
+def _in_chunks(
+    x_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    chunk: int,
+    scale: Tensor | None,
+    head_total_VD: Tensor | None,
+    options: LossOptions,
+    chunk_loss: ChunkLoss,
+) -> tuple[Tensor, Tensor | None]:
+    rows = x_ND.shape[0]
+    logits_CV = x_ND.new_empty(min(chunk, rows), head_VD.shape[0])
+    dx_ND = torch.empty_like(x_ND) if scale is not None else None
+    loss = torch.zeros((), device=x_ND.device, dtype=torch.promote_types(x_ND.dtype, torch.float32))
+    for first in range(0, rows, chunk):
+        part = slice(first, min(first + chunk, rows))
+        x_CD = x_ND[part]
+        logits_cV = torch.mm(x_CD, head_VD.T, out=logits_CV[: len(x_CD)])
+        loss += chunk_loss(logits_cV, targets_N[part], scale, options)
+        if dx_ND is not None and head_total_VD is not None:
+            torch.mm(logits_cV, head_VD, out=dx_ND[part])
+            add_outer_(head_total_VD, logits_cV, x_CD)
+    return loss, dx_ND

@@ -1,10 +1,15 @@
-"""Which number format a run computes in, and the autocast context that does it."""
+"""Which number format a run computes in."""
 
 from __future__ import annotations
 
 import torch
 
-_TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_TORCH_DTYPE = {
+    "float64": torch.float64,  # no run is offered it: tests compute in it
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -22,9 +27,3 @@ def choose_dtype(requested: str | None, device: str) -> tuple[str, str]:
     if requested == "bfloat16" and not has_bf16:
         return "float16", "this card has no bfloat16: computing in float16 with loss scaling"
     return requested or ("bfloat16" if has_bf16 else "float16"), ""
-
-
-def autocast(device: str, dtype: str) -> torch.autocast:
-    """fp32 weights, matmuls in `dtype`, reductions in fp32: how nanoGPT trains."""
-    enabled = dtype != "float32"
-    return torch.autocast(device.split(":")[0], _TORCH_DTYPE[dtype] if enabled else None, enabled=enabled)

@@ -7,6 +7,7 @@ from pathlib import Path
 from onecard.convert.huggingface import write_huggingface_folder
 from onecard.convert.nanogpt import NanoGPTCheckpoint, write_nanogpt_checkpoint
 from onecard.errors import UserError
+from onecard.optim.saved import read_moment
 from onecard.run.checkpoint import Checkpoint
 from onecard.run.directory import RunDirectory
 from onecard.run.load import checkpoint_of_run, tokenizer_of, weights_of_checkpoint, weights_of_run
@@ -38,9 +39,12 @@ def _for_nanogpt(checkpoint: Checkpoint) -> NanoGPTCheckpoint:
     saved = checkpoint.optimizer_tensors()
     return NanoGPTCheckpoint(
         shape=weights.shape,
-        tensors=weights.tensors,
-        moments={n: (saved[f"exp_avg.{n}"], saved[f"exp_avg_sq.{n}"]) for n in weights.tensors},
-        optimizer_step=int(saved[f"step.{next(iter(weights.tensors))}"]),
+        tensors={name: tensor.float() for name, tensor in weights.tensors.items()},
+        moments={
+            name: (read_moment(name, "exp_avg", saved), read_moment(name, "exp_avg_sq", saved))
+            for name in weights.tensors
+        },
+        optimizer_step=int(saved["steps"]),
         step=checkpoint.step,
         best_val_loss=checkpoint.state["position"]["best_val_loss"],
         config=checkpoint.state["config"],

@@ -11,7 +11,6 @@ import torch
 
 from onecard.data.batches import FixedBlocks
 from onecard.model.gpt2 import GPT2
-from onecard.model.precision import autocast
 
 if TYPE_CHECKING:
     from onecard.train.start import Run
@@ -24,7 +23,6 @@ def evaluate(
     *,
     micro_batch: int,
     device: str,
-    dtype: str,
     stop: Callable[[], bool] = lambda: False,
     on_batch: Callable[[int], None] = lambda sequences: None,
 ) -> float | None:
@@ -35,8 +33,7 @@ def evaluate(
         if stop():
             return None
         tokens = torch.from_numpy(tokens_BL).to(device)
-        with autocast(device, dtype):
-            total += model.loss_sum(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+        total += model.loss_sum(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
         on_batch(len(tokens_BL))
     return float(total) / (len(blocks) * blocks.block_size)
 
@@ -67,7 +64,7 @@ def evaluate_both(
     losses: dict[str, float] = {}
     for split, blocks in run.evaluation.items():
         loss = evaluate(
-            run.model, blocks, micro_batch=run.config.batch_size, device=run.device, dtype=run.dtype,
+            run.model, blocks, micro_batch=run.config.batch_size, device=run.device,
             stop=stop, on_batch=on_batch,
         )  # fmt: skip
         if loss is None:

@@ -138,10 +138,7 @@ class Journal:
         if run.tokenizer is None or not config.sample_tokens or step == 0:
             return
         try:
-            text = sample_text(
-                run.model, run.tokenizer, "\n", config.sample_tokens, config.seed,
-                device=run.device, dtype=run.dtype,
-            )  # fmt: skip
+            text = sample_text(run.model, run.tokenizer, "\n", config.sample_tokens, config.seed)
         except UserError as error:
             self.display.say(f"note: no sample text: {error.what}", "yellow")
             return

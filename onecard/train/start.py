@@ -15,14 +15,17 @@ from onecard.data.bins import TokenFile, open_split, read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import local_cpu, resolve_device
+from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
 from onecard.model.gpt2 import GPT2
-from onecard.model.precision import choose_dtype
-from onecard.optim.adamw import build_adamw
+from onecard.model.precision import choose_dtype, torch_dtype
+from onecard.optim.adamw import Storage, card_bytes
+from onecard.optim.saved import MOMENTS, read_moment
 from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
 from onecard.shapes import GPT2Shape
+from onecard.train.memory import cap_memory, use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
 
@@ -52,6 +55,7 @@ class Run:
 
 def open_run(config: RunConfig) -> Run:
     _refuse_several_cards()
+    use_expandable_segments()
     directory = RunDirectory(config.out_dir)
     device = resolve_device(config.device)
     dtype, dtype_note = choose_dtype(config.dtype, device)
@@ -66,7 +70,11 @@ def open_run(config: RunConfig) -> Run:
         longest = min(config.block_size, source.weights.shape.block_size)
         config = dataclasses.replace(config, block_size=longest).resolved()
     shape = _shape(config, source, notes)
-    _check_memory(shape, device, training=not config.eval_only)
+    storage = Storage(
+        config.master_weights or "fp32", config.optim_states or "fp32", config.offload or "none"
+    )
+    notes += cap_memory(device, config.vram_limit, config.vram_reserve)
+    _check_memory(shape, device, storage, dtype, training=not config.eval_only)
     _check_dropout(shape, config)
 
     data_dir = Path("data") / config.dataset
@@ -75,28 +83,35 @@ def open_run(config: RunConfig) -> Run:
     sequences = Sequences(train_tokens, shape.block_size, config.seed)
 
     model = GPT2.initialised(shape, config.seed) if source is None else _model_from(source, shape)
-    model = model.to(device)
-    optimizer = build_adamw(
+    model.recompute = config.recompute or "none"
+    model.loss_chunk = config.loss_chunk or model.loss_chunk
+    model.attention_kernel, _ = fastest_kernel(
+        config.batch_size, shape.n_head, shape.block_size, shape.head_dim, torch_dtype(dtype), device
+    )
+    problem = compile_problem(device) if config.compile else None
+    compiled = config.compile and problem is None
+    stepper = Stepper(
         model,
-        learning_rate=config.learning_rate,
+        device=device,
+        dtype=dtype,
+        dropout=config.dropout,
+        grad_clip=config.grad_clip,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
+        storage=storage,
+        seed=config.seed,
+        compiled=compiled,
     )
+    if compiled:
+        model.compile_parts()
+    elif problem is not None:
+        notes.append(f"running without torch.compile, it does not work here: {problem}")
     position = first_position(sequences, train_tokens)
-    stepper = Stepper(
-        model, optimizer, device=device, dtype=dtype, dropout=config.dropout, grad_clip=config.grad_clip
-    )
     began = f"{shape.parameters / 1e6:.2f}M parameters, a new model from scratch"
     if source is not None:
         began = f"from {source.weights.description}"
         if source.continues:
             position = _continue(source, stepper, sequences, train_tokens, config, notes)
-    problem = compile_problem(device) if config.compile else None
-    compiled = config.compile and problem is None
-    if compiled:
-        model.compile_parts()
-    elif problem is not None:
-        notes.append(f"running without torch.compile, it does not work here: {problem}")
     saved_step = source.checkpoint.step if source is not None and source.checkpoint is not None else -1
     # Opened again: the run's own file is refreshed by the reading thread when an epoch ends.
     train_again = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
@@ -217,7 +232,8 @@ def _continue(
     tensors: dict[str, torch.Tensor] = {}
     for name, (exp_avg, exp_avg_sq) in found.moments.items():
         tensors |= {f"exp_avg.{name}": exp_avg, f"exp_avg_sq.{name}": exp_avg_sq}
-        tensors[f"step.{name}"] = torch.tensor(float(found.optimizer_step))
+    if tensors:
+        tensors["steps"] = torch.tensor(int(found.optimizer_step))
     stepper.restore(_cropped(tensors, config.block_size), {})
     return position_of_nanogpt(found, config, sequences, tokens)
 
@@ -225,7 +241,11 @@ def _continue(
 def _cropped(tensors: dict[str, torch.Tensor], block_size: int) -> dict[str, torch.Tensor]:
     """Moments of position embeddings follow them when a shorter block_size drops the later ones."""
     name = "transformer.wpe.weight"
-    return {k: t[:block_size] if k.endswith(name) and t.dim() == 2 else t for k, t in tensors.items()}
+    for moment in MOMENTS:
+        if len(tensors.get(f"{moment}.{name}", ())) > block_size:
+            tensors[f"{moment}.{name}"] = read_moment(name, moment, tensors)[:block_size]
+            tensors.pop(f"{moment}_scale.{name}", None)
+    return tensors
 
 
 def _evaluation_sets(
@@ -268,20 +288,25 @@ def _tokenizer_for_samples(
     return None
 
 
-def _check_memory(shape: GPT2Shape, device: str, *, training: bool) -> None:
-    """Weights, gradients and AdamW's moments are 16 bytes a parameter: no setting can go below that."""
-    needed = (16 if training else 4) * shape.parameters
+def _check_memory(shape: GPT2Shape, device: str, storage: Storage, dtype: str, *, training: bool) -> None:
+    """What no activation can make smaller must fit, or nothing will."""
+    compute = torch_dtype(dtype)
+    needed = card_bytes(shape.parameters, storage, compute) if training else 4 * shape.parameters
     if device.startswith("cuda"):
         have, where = torch.cuda.mem_get_info(device)[0], "the card has free"
     else:
         have, where = local_cpu().memory_bytes or needed, "this machine has"
     if needed > have:
         parts = "weights, gradients and AdamW's moments" if training else "the weights"
+        smaller = [] if not training or storage.offload != "none" else ["--offload=optimizer"]
+        if training and not storage.low_bit:
+            smaller.append("--master_weights=bf16 --optim_states=int8 (low-bit)")
+        smaller.append("a smaller n_layer or n_embd")
         raise UserError(
             f"a model of {shape.parameters / 1e6:,.0f}M parameters cannot be "
             f"{'trained' if training else 'evaluated'} here",
             f"{parts} alone take {needed / 2**30:,.1f} GiB; {where} {have / 2**30:,.1f} GiB",
-            "choose a smaller n_layer or n_embd",
+            "needs less: " + ", or ".join(smaller),
         )
 
 

@@ -12,9 +12,13 @@ from torch import Tensor
 from onecard.data.prefetch import Micro, StepMicros
 from onecard.model.dropout import DropoutKeys
 from onecard.model.gpt2 import GPT2
-from onecard.model.precision import autocast
-from onecard.optim.adamw import export_state, import_state
+from onecard.model.precision import torch_dtype
+from onecard.model.rounding import noise_key
+from onecard.optim.adamw import AdamW, Storage
 from onecard.run.checkpoint import TrainingState
+
+# Rounding of bf16 totals draws from a stream of its own, apart from the update's.
+_TOTALS_STREAM = 1
 
 
 @dataclass(frozen=True)
@@ -26,24 +30,40 @@ class StepResult:
 
 
 class Stepper:
-    """Owns the optimizer side of training: gradients, loss scaling, clipping, the update."""
+    """Owns masters, working copies and gradient totals (in `optimizer`), loss scaling and clipping."""
 
     def __init__(
         self,
         model: GPT2,
-        optimizer: torch.optim.Optimizer,
         *,
         device: str,
         dtype: str,
         dropout: float,
         grad_clip: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.1,
+        storage: Storage = Storage(),  # noqa: B008 - immutable
+        seed: int = 0,
+        compiled: bool = False,
     ) -> None:
         self.model = model
-        self.optimizer = optimizer
         self.device, self.dtype = device, dtype
-        self.dropout, self.grad_clip = dropout, grad_clip
-        # Only fp16 can underflow; enabled=False makes every call below a pass-through.
-        self.scaler = torch.amp.GradScaler(device.split(":")[0], enabled=dtype == "float16")
+        self.dropout, self.grad_clip, self.seed = dropout, grad_clip, seed
+        self.optimizer = AdamW(
+            dict(model.named_parameters()),
+            layer_matrices=model.layer_matrices(),
+            device=device,
+            compute=torch_dtype(dtype),
+            storage=storage,
+            betas=betas,
+            weight_decay=weight_decay,
+            seed=seed,
+            compiled=compiled,
+        )
+        model.use_weights(self.optimizer.working)
+        model.use_totals(self.optimizer.totals, self.optimizer.layer_totals)
+        self.loss_scale = LossScale(enabled=dtype == "float16")
+        self._micros = 0  # of the step in progress: numbers the noise of bf16 totals
         self.updating = False  # weights and moments are between two steps, not to be saved
 
     def run(
@@ -59,7 +79,7 @@ class Stepper:
         loss = torch.zeros((), device=self.device)
         for done, micro in enumerate(micros):
             if stop():
-                self.optimizer.zero_grad(set_to_none=True)
+                self._clear()
                 return None
             loss += self.backward(micro, step_tokens)
             on_micro(done + 1, len(micros))
@@ -68,43 +88,85 @@ class Stepper:
     def backward(self, micro: Micro, step_tokens: int) -> Tensor:
         """Add this micro-batch's share of the step's gradient; return its share of the loss."""
         dropout = DropoutKeys(dropout_keys(micro.ids), self.dropout) if self.dropout else None
-        with autocast(self.device, self.dtype):
-            share = self.model.loss_sum(micro.x, micro.y, dropout) / step_tokens
-        self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return share.detach()
+        key = None
+        if self.optimizer.needs_noise:
+            number = noise_key(self.seed, self.optimizer.steps, _TOTALS_STREAM + self._micros)
+            key = torch.tensor(number, dtype=torch.int32, device=self.device)
+        scale = self.loss_scale.value / step_tokens
+        self._micros += 1
+        loss = self.model.loss_sum(
+            micro.x, micro.y, dropout, noise_key=key,
+            scale=torch.full((), scale, dtype=self._accurate, device=self.device),
+        )  # fmt: skip
+        return loss / step_tokens
 
     def update(self, learning_rate: float) -> Tensor:
         """Clip, step, clear. Returns the gradient norm before clipping."""
-        self.updating = True
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.scaler.unscale_(self.optimizer)
+        grad_norm = self.optimizer.norm() / self.loss_scale.value
+        grad_scale = torch.full_like(grad_norm, self.loss_scale.value)
         if self.grad_clip:
-            grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.grad_clip)
-        else:
-            # Still measured: it is the first thing to look at in a run that goes wrong.
-            grad_norm = torch.nn.utils.get_total_norm(
-                p.grad for p in self.model.parameters() if p.grad is not None
-            )
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.updating = False
-        self.optimizer.zero_grad(set_to_none=True)
+            grad_scale *= ((grad_norm + 1e-6) / self.grad_clip).clamp(min=1.0)
+        if self.loss_scale.survives(grad_norm):
+            self.updating = True
+            self.optimizer.update(learning_rate, grad_scale)
+            self.updating = False
+        self._clear()
         return grad_norm
+
+    @property
+    def _accurate(self) -> torch.dtype:
+        return torch.promote_types(torch_dtype(self.dtype), torch.float32)
+
+    def _clear(self) -> None:
+        self.optimizer.clear()
+        self._micros = 0
 
     def export(self) -> TrainingState:
         """All that a checkpoint keeps of weights and optimizer."""
         return TrainingState(
-            weights={name: p.data for name, p in self.model.named_parameters()},
-            optimizer=export_state(self.model, self.optimizer),
-            scaler=self.scaler.state_dict(),
+            weights=self.optimizer.export_weights(),
+            optimizer=self.optimizer.export_state(),
+            scaler=self.loss_scale.to_json(),
         )
 
     def restore(self, optimizer: Mapping[str, Tensor], scaler: Mapping[str, Any]) -> None:
         """Go on with saved moments; the weights are in the model already."""
-        import_state(self.model, self.optimizer, optimizer)
-        if scaler:  # empty when the run computed without loss scaling so far
-            self.scaler.load_state_dict(dict(scaler))
+        self.optimizer.import_state(optimizer)
+        self.loss_scale.restore(scaler)
+
+
+class LossScale:
+    """fp16's smallest numbers are too large for gradients: they are computed this many times larger.
+
+    Halved when a gradient overflows (that step is left out), doubled after 2,000 that did not. bf16 and
+    fp32 reach far enough; there the scale is 1 and nothing waits for the device.
+    """
+
+    _PATIENCE = 2000
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.value = 65536.0 if enabled else 1.0
+        self._good_steps = 0
+
+    def survives(self, grad_norm: Tensor) -> bool:
+        """Is this step's gradient to be used? Also learns from the answer."""
+        if not self.enabled:
+            return True
+        if not bool(grad_norm.isfinite()):
+            self.value, self._good_steps = max(self.value / 2, 1.0), 0
+            return False
+        self._good_steps += 1
+        if self._good_steps == self._PATIENCE:
+            self.value, self._good_steps = self.value * 2, 0
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"scale": self.value, "good_steps": self._good_steps} if self.enabled else {}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        if self.enabled and values:  # empty when the run computed without loss scaling so far
+            self.value, self._good_steps = float(values["scale"]), int(values["good_steps"])
 
 
 def dropout_keys(id_B: Tensor) -> Tensor:

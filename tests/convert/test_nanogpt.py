@@ -83,6 +83,17 @@ def adamw_of(model: GPT2) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(0.9, 0.95))
 
 
+def backward_into_grads(model: GPT2, tokens: Tensor) -> Tensor:
+    """Mean loss; its gradients become the parameters' own, for torch's optimizer to find."""
+    totals = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    model.use_totals(totals)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    loss = model.loss_sum(inputs, targets, scale=torch.tensor(1 / targets.numel()))
+    for name, parameter in model.named_parameters():
+        parameter.grad = totals[name]
+    return loss / targets.numel()
+
+
 def continued_losses(model: GPT2, moments: dict[str, tuple[Tensor, Tensor]], step: int) -> list[float]:
     """Five steps as nanoGPT makes them, from these moments."""
     parameters, optimizer = dict(model.named_parameters()), adamw_of(model)
@@ -96,9 +107,7 @@ def continued_losses(model: GPT2, moments: dict[str, tuple[Tensor, Tensor]], ste
     for batch, lr in zip(EXPECTED["batches"], EXPECTED["learning_rates"], strict=True):
         for group in optimizer.param_groups:
             group["lr"] = lr
-        tokens = torch.tensor(batch)
-        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        torch.autograd.backward(loss)
+        loss = backward_into_grads(model, torch.tensor(batch))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -181,7 +190,7 @@ def test_torchs_adamw_goes_on_from_what_is_written(tmp_path: Path, device: str) 
     optimizer.load_state_dict(saved)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0.0]
     assert [group["fused"] for group in optimizer.param_groups] == [True if device == "cuda" else None] * 2
-    model(torch.tensor([[1, 2, 3]])).sum().backward()
+    backward_into_grads(model, torch.tensor([[1, 2, 3]]))
     optimizer.step()
     for name, parameter in parameters.items():
         state = optimizer.state[parameter]

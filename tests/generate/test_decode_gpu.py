@@ -9,7 +9,6 @@ import torch
 
 from onecard.generate.decode import Sampling, generate
 from onecard.model.gpt2 import GPT2
-from onecard.model.precision import autocast
 from onecard.shapes import GPT2Shape
 
 pytestmark = [
@@ -57,14 +56,12 @@ def test_cached_greedy_is_uncached_greedy(model: GPT2, prompt_length: int, sampl
     assert rows.tolist() == [tokens[prompt_length:]] * samples
 
 
-@pytest.mark.parametrize("autocasting", [False, True])
-def test_cached_logits_agree_in_bf16(model: GPT2, autocasting: bool) -> None:
-    if not autocasting:
-        model = model.bfloat16()
+def test_cached_logits_agree_in_bf16(model: GPT2) -> None:
+    model = model.bfloat16()
     tokens_1T = torch.tensor([PROMPT[:48]], device="cuda")
-    with torch.inference_mode(), autocast("cuda", "bfloat16" if autocasting else "float32"):
+    with torch.inference_mode():
         expected_TV = model(tokens_1T)[0].float()
-        cache = model.new_cache(1, 48, torch.bfloat16)
+        cache = model.new_cache(1, 48)
         cached = [model.next_logits(tokens_1T[:, :8], cache)]
         cached += [model.next_logits(tokens_1T[:, i : i + 1], cache) for i in range(8, 48)]
     cached_TV = torch.cat(cached).float()
@@ -92,19 +89,3 @@ def test_samples_do_not_depend_on_the_batch_and_stay_in_the_vocabulary(model: GP
     together = rows(6, 0)
     assert together == rows(2, 0) + rows(4, 2)
     assert max(max(row) for row in together) < N_VOCAB
-
-
-def test_fp32_weights_under_autocast(model: GPT2) -> None:
-    with autocast("cuda", "bfloat16"):
-        steps = list(
-            generate(
-                model,
-                PROMPT[:5],
-                samples=3,
-                max_new_tokens=60,
-                sampling=Sampling(temperature=0.8, top_k=50, top_p=1.0, seed=2),
-                n_vocab=N_VOCAB,
-            )
-        )
-    assert len(steps) == 60
-    assert model.lm_head.weight.dtype == torch.float32

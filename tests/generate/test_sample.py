@@ -20,6 +20,7 @@ from onecard.generate import sample as sample_module
 from onecard.generate.decode import Sampling, generate
 from onecard.generate.sample import SEPARATOR, prompt_ids, sample_command, sample_text, samples_at_once
 from onecard.model.gpt2 import GPT2
+from onecard.model.precision import torch_dtype
 from onecard.run.load import LoadedModel
 from onecard.shapes import GPT2Shape
 
@@ -387,11 +388,11 @@ def test_bfloat16_weights(load: Callable[..., LoadedModel], capsys: pytest.Captu
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sample_text(dtype: str) -> None:
-    model, tokenizer = byte_model().train(), ByteTokenizer()
-    text = sample_text(model, tokenizer, "ab", 40, seed=5, device="cpu", dtype=dtype)
+    model, tokenizer = byte_model().to(torch_dtype(dtype)).train(), ByteTokenizer()
+    text = sample_text(model, tokenizer, "ab", 40, seed=5)
     assert text.startswith("ab")
-    assert text == sample_text(model, tokenizer, "ab", 40, seed=5, device="cpu", dtype=dtype)
-    assert text != sample_text(model, tokenizer, "ab", 40, seed=6, device="cpu", dtype=dtype)
+    assert text == sample_text(model, tokenizer, "ab", 40, seed=5)
+    assert text != sample_text(model, tokenizer, "ab", 40, seed=6)
     assert model.training
     assert sample_text(model, tokenizer, "ab", 0, seed=5) == "ab"
     assert not sample_text(model, tokenizer, "", 1, seed=5, temperature=0.0).startswith("<|endoftext|><|end")

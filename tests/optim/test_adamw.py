@@ -2,68 +2,256 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from onecard.errors import UserError
-from onecard.model.gpt2 import GPT2
-from onecard.optim.adamw import build_adamw, export_state, import_state
-from onecard.shapes import GPT2Shape
+from onecard.optim import offload
+from onecard.optim.adamw import AdamW, Storage, card_bytes, host_bytes
+from onecard.optim.regions import ALIGN, split_regions
+from onecard.optim.saved import read_moment
 
-SHAPE = GPT2Shape(n_layer=1, n_head=2, n_embd=16, vocab_size=31, block_size=8, bias=True)
+SHAPES = {
+    "wte.weight": (31, 16),
+    "h.0.a.weight": (48, 16),
+    "h.0.a.bias": (48,),
+    "h.0.b.weight": (16, 48),
+    "h.1.a.weight": (48, 16),
+    "h.1.a.bias": (48,),
+    "h.1.b.weight": (16, 48),
+    "ln.weight": (16,),
+}
+LAYERS = {name for name in SHAPES if name.startswith("h.") and name.endswith("weight")}
+EVERY_STORAGE = [
+    Storage(master, states, place)
+    for master in ("fp32", "bf16")
+    for states in ("fp32", "int8")
+    for place in ("none", "optimizer", "gradients")
+]
+EXACT = [s for s in EVERY_STORAGE if not s.low_bit]
 
 
-def trained(steps: int) -> tuple[GPT2, torch.optim.AdamW]:
-    model = GPT2.initialised(SHAPE, 0)
-    optimizer = build_adamw(model, learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+def parameters(seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def optimizer_of(storage: Storage, compute: torch.dtype = torch.float32) -> AdamW:
+    return AdamW(
+        parameters(), layer_matrices=LAYERS, device="cpu", compute=compute, storage=storage,
+        betas=(0.9, 0.95), weight_decay=0.1, seed=5,
+    )  # fmt: skip
+
+
+def add_gradients(optimizer: AdamW, step: int, micro: int = 0) -> dict[str, Tensor]:
+    """One micro-batch's, put where the backward pass would put them, layer after layer from the last."""
+    generator = torch.Generator().manual_seed(1000 * step + micro)
+    grads = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    visitor = optimizer.layer_totals
+    for layer in (1, 0):
+        if visitor is not None:
+            visitor.begin(layer)
+        for name in SHAPES:
+            if name.startswith(f"h.{layer}."):
+                optimizer.totals[name].add_(grads[name])
+        if visitor is not None:
+            visitor.end(layer)
+    for name in ("wte.weight", "ln.weight"):
+        optimizer.totals[name].add_(grads[name])
+    return grads
+
+
+def take_steps(optimizer: AdamW, first: int, last: int) -> None:
+    for step in range(first, last):
+        for micro in range(2):
+            add_gradients(optimizer, step, micro)
+        optimizer.update(1e-2, torch.tensor(2.0))
+        optimizer.clear()
+
+
+def torchs_weights(steps: int) -> dict[str, Tensor]:
+    theirs = {name: p.clone().requires_grad_() for name, p in parameters().items()}
+    groups = [
+        {"params": [p for p in theirs.values() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in theirs.values() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
     for step in range(steps):
-        take_step(model, optimizer, step)
-    return model, optimizer
+        for name, p in theirs.items():
+            p.grad = torch.zeros_like(p)
+            for micro in range(2):
+                generator = torch.Generator().manual_seed(1000 * step + micro)
+                grads = {n: torch.randn(s, generator=generator) for n, s in SHAPES.items()}
+                p.grad += grads[name] / 2
+        adamw.step()
+    return {name: p.detach() for name, p in theirs.items()}
 
 
-def take_step(model: GPT2, optimizer: torch.optim.Optimizer, step: int) -> None:
-    x = torch.randint(0, 31, (2, 9), generator=torch.Generator().manual_seed(step))
-    (model.loss_sum(x[:, :-1], x[:, 1:]) / 16).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+def test_every_parameter_has_a_place_of_its_own() -> None:
+    regions = split_regions({n: torch.Size(s) for n, s in SHAPES.items()}, LAYERS)
+    assert {r.name: {s.name for s in r.slots} for r in regions} == {
+        "layers": LAYERS,
+        "embeddings": {"wte.weight"},
+        "vectors": {"h.0.a.bias", "h.1.a.bias", "ln.weight"},
+    }
+    for region in regions:
+        flat = torch.zeros(region.size)
+        for number, view in enumerate(region.views(flat).values(), 1):
+            assert not view.any()
+            view.fill_(number)
+        assert all(slot.first % ALIGN == 0 for slot in region.slots)
+        assert int((flat != 0).sum()) == sum(slot.count for slot in region.slots)
 
 
-def test_matrices_and_embeddings_decay_and_nothing_else_does() -> None:
-    model, optimizer = trained(0)
-    decayed, plain = optimizer.param_groups
-    names = {id(p): n for n, p in model.named_parameters()}
-    assert decayed["weight_decay"] == 0.1
-    assert plain["weight_decay"] == 0.0
-    assert all(names[id(p)].endswith("weight") and "ln_" not in names[id(p)] for p in decayed["params"])
-    assert all("ln_" in names[id(p)] or names[id(p)].endswith("bias") for p in plain["params"])
-    assert len(decayed["params"]) + len(plain["params"]) == len(names)
+@pytest.mark.parametrize("storage", EXACT, ids=str)
+def test_exact_storages_are_torchs_adamw(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "PIECE", 512)  # several pieces, a ragged last one
+    optimizer = optimizer_of(storage)
+    take_steps(optimizer, 0, 5)
+    for name, expected in torchs_weights(5).items():
+        torch.testing.assert_close(optimizer.export_weights()[name], expected, atol=2e-6, rtol=2e-6)
+        torch.testing.assert_close(optimizer.working[name], expected, atol=2e-6, rtol=2e-6)
 
 
-def test_exported_moments_continue_exactly() -> None:
-    model, optimizer = trained(3)
-    saved_weights = {n: p.detach().clone() for n, p in model.named_parameters()}
-    saved = {k: v.clone() for k, v in export_state(model, optimizer).items()}
-    take_step(model, optimizer, 3)
+@pytest.mark.parametrize("storage", [s for s in EVERY_STORAGE if s.low_bit], ids=str)
+def test_low_bit_storages_stay_near_it(storage: Storage) -> None:
+    optimizer = optimizer_of(storage)
+    take_steps(optimizer, 0, 5)
+    expected, before = torchs_weights(5), parameters()
+    for name, weights in optimizer.export_weights().items():
+        moved = (expected[name] - before[name]).norm()
+        assert (weights.float() - expected[name]).norm() < 0.5 * moved, name
+        if expected[name].dim() < 2:  # norms and biases are never low-bit
+            torch.testing.assert_close(weights, expected[name], atol=2e-6, rtol=2e-6)
 
-    other, fresh = trained(0)
-    for name, parameter in other.named_parameters():
-        parameter.data.copy_(saved_weights[name])
-    import_state(other, fresh, saved)
-    take_step(other, fresh, 3)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+@pytest.mark.parametrize("states", ["fp32", "int8"])
+@pytest.mark.parametrize("master", ["fp32", "bf16"])
+def test_where_it_lives_changes_nothing(
+    master: str, states: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "PIECE", 512)
+    exported = []
+    for place in ("none", "optimizer", "gradients"):
+        optimizer = optimizer_of(Storage(master, states, place))
+        take_steps(optimizer, 0, 4)
+        exported.append({**optimizer.export_weights(), **optimizer.export_state()})
+    for other in exported[1:]:
+        assert other.keys() == exported[0].keys()
+        assert all(torch.equal(other[name], tensor) for name, tensor in exported[0].items())
+
+
+@pytest.mark.parametrize("storage", EVERY_STORAGE, ids=str)
+def test_continued_with_the_same_storage_it_goes_on_bit_for_bit(storage: Storage) -> None:
+    straight, first, second = (optimizer_of(storage) for _ in range(3))
+    take_steps(straight, 0, 6)
+    take_steps(first, 0, 3)
+    second.load_weights({n: t.clone() for n, t in first.export_weights().items()})
+    second.import_state({n: t.clone() for n, t in first.export_state().items()})
+    take_steps(second, 3, 6)
+    for name, tensor in straight.export_weights().items():
+        assert torch.equal(second.export_weights()[name], tensor), name
+    for name, tensor in straight.export_state().items():
+        assert torch.equal(second.export_state()[name], tensor), name
+
+
+@pytest.mark.parametrize("after", EVERY_STORAGE, ids=str)
+@pytest.mark.parametrize("before", [Storage(), Storage("bf16", "int8")], ids=str)
+def test_any_storage_continues_any_other(before: Storage, after: Storage) -> None:
+    saved, other = optimizer_of(before), optimizer_of(after)
+    take_steps(saved, 0, 4)
+    other.load_weights(saved.export_weights())
+    other.import_state(saved.export_state())
+    assert other.steps == 4
+    for name in SHAPES:
+        for moment in ("exp_avg", "exp_avg_sq"):
+            ours = read_moment(name, moment, other.export_state())
+            theirs = read_moment(name, moment, saved.export_state())
+            assert (ours - theirs).norm() <= 0.05 * theirs.norm(), (name, moment)
+    take_steps(other, 4, 6)
+    assert all(t.isfinite().all() for t in other.export_weights().values())
+
+
+def test_nothing_is_saved_before_the_first_step_and_nothing_restored() -> None:
+    optimizer = optimizer_of(Storage())
+    assert optimizer.export_state() == {}
+    optimizer.import_state({})
+    assert optimizer.steps == 0
 
 
 def test_importing_copies_so_that_the_file_and_the_optimizer_do_not_share_memory() -> None:
-    model, optimizer = trained(2)
-    saved = {k: v.clone() for k, v in export_state(model, optimizer).items()}
-    other, fresh = trained(0)
-    import_state(other, fresh, saved)
-    before = {k: v.clone() for k, v in saved.items()}
-    take_step(other, fresh, 2)
-    assert all(torch.equal(saved[k], before[k]) for k in saved)
+    saved, other = optimizer_of(Storage()), optimizer_of(Storage())
+    take_steps(saved, 0, 2)
+    state = {n: t.clone() for n, t in saved.export_state().items()}
+    before = {n: t.clone() for n, t in state.items()}
+    other.import_state(state)
+    take_steps(other, 2, 3)
+    assert all(torch.equal(state[n], before[n]) for n in state)
 
 
-def test_moments_of_another_shape_are_refused_by_name() -> None:
-    model, optimizer = trained(1)
-    saved = export_state(model, optimizer)
-    saved["exp_avg.transformer.wte.weight"] = torch.zeros(3, 3)
-    with pytest.raises(UserError, match=r"transformer\.wte\.weight"):
-        import_state(*trained(0), saved)
+@pytest.mark.parametrize("wrong", [torch.zeros(3, 3), None])
+def test_moments_of_another_model_are_refused_by_name(wrong: Tensor | None) -> None:
+    saved = optimizer_of(Storage())
+    take_steps(saved, 0, 1)
+    state = saved.export_state()
+    if wrong is None:
+        del state["exp_avg.wte.weight"]
+    else:
+        state["exp_avg.wte.weight"] = wrong
+    with pytest.raises(UserError, match=r"exp_avg of wte\.weight"):
+        optimizer_of(Storage()).import_state(state)
+
+
+@pytest.mark.parametrize("storage", EVERY_STORAGE, ids=str)
+def test_the_norm_is_that_of_all_gradients(storage: Storage) -> None:
+    optimizer = optimizer_of(storage)
+    grads = add_gradients(optimizer, 0)
+    expected = torch.stack([g.norm() for g in grads.values()]).norm().item()
+    assert optimizer.norm().item() == pytest.approx(expected, rel=2e-3 if storage.low_bit else 1e-6)
+    optimizer.clear()
+    assert optimizer.norm().item() == 0
+
+
+def test_cleared_totals_begin_at_nothing_again_wherever_they_live() -> None:
+    for place in ("none", "gradients"):
+        optimizer = optimizer_of(Storage(offload=place))
+        add_gradients(optimizer, 0)
+        optimizer.clear()
+        grads = add_gradients(optimizer, 1)
+        assert optimizer.norm().item() == pytest.approx(
+            torch.stack([g.norm() for g in grads.values()]).norm().item(), rel=1e-6
+        )
+
+
+def test_host_memory_is_counted_and_refused_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host_bytes(1000, Storage(offload="optimizer")) == 12_000
+    assert host_bytes(1024, Storage("bf16", "int8", "optimizer")) == 2048 + 2048 + 2 * 16
+    optimizer = optimizer_of(Storage(offload="gradients"))
+    matrices = sum(r.size for r in split_regions({n: torch.Size(s) for n, s in SHAPES.items()}, LAYERS)
+                   if not r.is_vectors)  # fmt: skip
+    layers = 4 * 48 * 16
+    assert optimizer.host_bytes == 12 * matrices + 4 * layers
+    monkeypatch.setattr(offload, "available_memory", lambda: 10_000)
+    with pytest.raises(UserError, match="do not fit into this machine's memory") as refused:
+        optimizer_of(Storage(offload="optimizer"))
+    assert "--offload=none" in str(refused.value)
+    optimizer_of(Storage())  # nothing of it is on the host
+
+
+def test_bytes_on_the_card() -> None:
+    """Working copy 2, total 4, master 4, moments 8; what is offloaded is not there."""
+    assert card_bytes(1, Storage(), torch.bfloat16) == 18
+    assert card_bytes(1, Storage(), torch.float32) == 16
+    assert card_bytes(1, Storage(offload="optimizer"), torch.bfloat16) == 6
+    assert card_bytes(1, Storage(offload="gradients"), torch.bfloat16) == 2
+    assert card_bytes(256, Storage("bf16", "int8"), torch.bfloat16) == 256 * 6 + 8
+
+
+@pytest.mark.parametrize("place", ["none", "optimizer"])
+def test_working_copies_follow_their_masters(place: str) -> None:
+    optimizer = optimizer_of(Storage(offload=place), torch.bfloat16)
+    take_steps(optimizer, 0, 3)
+    for name, master in optimizer.export_weights().items():
+        working = optimizer.working[name]
+        assert master.dtype == torch.float32
+        assert working.dtype == (torch.bfloat16 if master.dim() == 2 else torch.float32)
+        assert torch.equal(working, master.to(working.dtype))

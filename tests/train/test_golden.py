@@ -21,7 +21,6 @@ from onecard.data.bins import TokenFile
 from onecard.data.prefetch import Prefetcher
 from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
-from onecard.optim.adamw import build_adamw
 from onecard.optim.schedule import learning_rate
 from onecard.shapes import GPT2Shape
 from onecard.train.loop import train
@@ -47,12 +46,10 @@ def float64_losses(config: RunConfig, folder: Path) -> list[float]:
     path = folder / "train.bin"
     learnable_tokens(1_900).tofile(path)
     shape = GPT2Shape(config.n_layer, config.n_head, config.n_embd, 61, config.block_size, config.bias)
-    model = GPT2.initialised(shape, config.seed).double()
-    betas = (config.beta1, config.beta2)
-    optimizer = build_adamw(model, learning_rate=1.0, betas=betas, weight_decay=config.weight_decay)
     stepper = Stepper(
-        model, optimizer, device="cpu", dtype="float32", dropout=config.dropout, grad_clip=config.grad_clip
-    )
+        GPT2.initialised(shape, config.seed), device="cpu", dtype="float64", dropout=config.dropout,
+        grad_clip=config.grad_clip, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay,
+    )  # fmt: skip
     sequences = Sequences(TokenFile.open(path), config.block_size, config.seed)
     losses = []
     with Prefetcher(

@@ -14,9 +14,10 @@ from onecard.data.prefetch import Prefetcher
 from onecard.errors import UserError
 from onecard.hardware.machine import local_gpus, peak_flops, resolve_device
 from onecard.knobs import load_config
+from onecard.model.attention import fastest_kernel
 from onecard.model.dropout import keep_mask
 from onecard.model.gpt2 import GPT2
-from onecard.optim.adamw import build_adamw
+from onecard.model.precision import torch_dtype
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.shapes import GPT2Shape
@@ -47,11 +48,11 @@ def losses_of(
     steps: int = 8,
     micro_batch: int = 6,
 ) -> list[float]:
-    model = GPT2.initialised(SHAPE, 3).to(device)
+    model = GPT2.initialised(SHAPE, 3)
     if compiled:
         model.compile_parts()
-    optimizer = build_adamw(model, learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    stepper = Stepper(model, optimizer, device=device, dtype=dtype, dropout=dropout, grad_clip=1.0)
+    model.attention_kernel, _ = fastest_kernel(6, 4, 64, 32, torch_dtype(dtype), device)
+    stepper = Stepper(model, device=device, dtype=dtype, dropout=dropout, grad_clip=1.0, compiled=compiled)
     sequences = Sequences(MemoryTokens(20_000), SHAPE.block_size, seed=7)
     losses = []
     with Prefetcher(

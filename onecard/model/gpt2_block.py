@@ -1,0 +1,300 @@
+"""One layer of GPT-2, forward and backward, saying what it keeps in between.
+
+Autograd would keep what is convenient: 16 values of width D per token and layer. The backward pass
+needs 10 of them, the outputs of matmuls and attention and the two residual states; norms, GELU and
+dropout masks are cheap to compute again:
+
+    kept       width per token     recompute='none'   'mlp'   'block'
+    x          D                   yes                yes     yes
+    qkv        3 D                 yes                yes
+    y          D (+ H log-sums)    yes                yes
+    x_mid      D                   yes                yes
+    h          4 D                 yes
+
+Forward and backward are plain functions of tensors, each compiled once for all layers; what is kept
+passes through `save_for_backward` in model/recompute.py, where a test counts it.
+
+The residual stream has the dtype of x, matmuls that of the weights; norms compute in fp32.
+Shapes: B sequences, T tokens, N = B×T rows, D width, H heads, Q channels per head.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onecard.model.accumulate import add_outer, add_to
+from onecard.model.attention import (
+    attend,
+    attend_backward,
+    attend_in_the_open,
+    attend_in_the_open_backward,
+)
+from onecard.model.dropout import DropoutKeys
+
+aten = torch.ops.aten
+
+# Dropout sites; layers are told apart by their keys.
+_ATTENTION, _ATTENTION_OUT, _MLP_OUT = range(1, 4)
+_EPSILON = 1e-5
+
+
+class BlockTensors(NamedTuple):
+    """The weights of a layer, or the totals of their gradients."""
+
+    ln_1_weight: Tensor
+    ln_1_bias: Tensor | None
+    c_attn_weight: Tensor
+    c_attn_bias: Tensor | None
+    attn_c_proj_weight: Tensor
+    attn_c_proj_bias: Tensor | None
+    ln_2_weight: Tensor
+    ln_2_bias: Tensor | None
+    c_fc_weight: Tensor
+    c_fc_bias: Tensor | None
+    mlp_c_proj_weight: Tensor
+    mlp_c_proj_bias: Tensor | None
+
+
+class BlockSpec(NamedTuple):
+    """What is constant in all layers, and compiled in."""
+
+    n_head: int
+    gelu_form: str  # 'none' or 'tanh', PyTorch's names
+    attention: str  # a kernel of model/attention.py
+
+
+class Kept(NamedTuple):
+    """What the backward pass needs of the forward pass, in the order in which it is computed."""
+
+    x_BTD: Tensor
+    qkv_BTE: Tensor
+    y_BTD: Tensor
+    lse: Tensor
+    x_mid_BTD: Tensor
+    h_BTF: Tensor
+
+
+# How many of these, from the first, each setting of `recompute` keeps.
+KEPT_FIELDS = {"none": 6, "mlp": 5, "block": 1}
+
+
+def block_forward(
+    x_BTD: Tensor, w: BlockTensors, spec: BlockSpec, dropout: DropoutKeys | None
+) -> tuple[Tensor, ...]:
+    """The layer's output and, after it, all fields of Kept but x (which the caller has)."""
+    kept = _keep((x_BTD,), w, spec, dropout)
+    return _mlp_output(kept.x_mid_BTD, kept.h_BTF, w, spec, dropout), *kept[1:]
+
+
+def block_decode(x_BTD: Tensor, w: BlockTensors, spec: BlockSpec, cache: LayerCache) -> Tensor:
+    """The layer's output for tokens that follow those in the cache, which grows by them."""
+    fresh = cache.length == 0
+    assert fresh or x_BTD.shape[1] == 1, "a cache grows by one prompt, then token by token"
+    q, k, v = _heads(_qkv(x_BTD, w), spec)
+    k, v = cache.append(k, v)
+    y_BHTQ = F.scaled_dot_product_attention(q, k, v, is_causal=fresh)
+    x_mid_BTD = _attention_output(x_BTD, _merged(y_BHTQ), w, None)
+    return _mlp_output(x_mid_BTD, _hidden(x_mid_BTD, w), w, spec, None)
+
+
+def block_backward(
+    dout_BTD: Tensor,
+    kept_first: tuple[Tensor, ...],
+    w: BlockTensors,
+    totals: BlockTensors,
+    spec: BlockSpec,
+    dropout: DropoutKeys | None,
+    noise_key: Tensor | None,
+) -> Tensor:
+    """The gradient of x; those of the weights are added to their totals."""
+    kept = _keep(kept_first, w, spec, dropout)
+    dtype = w.c_fc_weight.dtype
+
+    # The MLP: out = x_mid + dropout(gelu(h) @ W_out)
+    dmlp_BTD = dout_BTD.to(dtype)
+    if dropout is not None:
+        dmlp_BTD = dropout.apply(dmlp_BTD, _MLP_OUT)
+    da_BTF = _linear_backward(
+        dmlp_BTD, F.gelu(kept.h_BTF, approximate=spec.gelu_form),
+        w.mlp_c_proj_weight, totals.mlp_c_proj_weight, totals.mlp_c_proj_bias, noise_key, 0,
+    )  # fmt: skip
+    dh_BTF = aten.gelu_backward(da_BTF, kept.h_BTF, approximate=spec.gelu_form)
+    n_BTD, stats = _norm(kept.x_mid_BTD, w.ln_2_weight, w.ln_2_bias)
+    dn_BTD = _linear_backward(
+        dh_BTF, n_BTD.to(dtype), w.c_fc_weight, totals.c_fc_weight, totals.c_fc_bias, noise_key, 1
+    )
+    dx_mid_BTD = dout_BTD + _norm_backward(
+        dn_BTD, kept.x_mid_BTD, stats, w.ln_2_weight, w.ln_2_bias, totals.ln_2_weight, totals.ln_2_bias
+    )
+    # Gradients of both ways are added in fp32 and rounded once.
+    dx_mid_BTD = dx_mid_BTD.to(dout_BTD.dtype)
+
+    # Attention: x_mid = x + dropout(y @ W_proj)
+    dproj_BTD = dx_mid_BTD.to(dtype)
+    if dropout is not None:
+        dproj_BTD = dropout.apply(dproj_BTD, _ATTENTION_OUT)
+    dy_BTD = _linear_backward(
+        dproj_BTD, kept.y_BTD, w.attn_c_proj_weight, totals.attn_c_proj_weight, totals.attn_c_proj_bias,
+        noise_key, 2,
+    )  # fmt: skip
+    dqkv_BTE = _attention_backward(dy_BTD, kept, spec, dropout)
+    n_BTD, stats = _norm(kept.x_BTD, w.ln_1_weight, w.ln_1_bias)
+    dn_BTD = _linear_backward(
+        dqkv_BTE, n_BTD.to(dtype), w.c_attn_weight, totals.c_attn_weight, totals.c_attn_bias, noise_key, 3
+    )
+    dx_BTD = dx_mid_BTD + _norm_backward(
+        dn_BTD, kept.x_BTD, stats, w.ln_1_weight, w.ln_1_bias, totals.ln_1_weight, totals.ln_1_bias
+    )
+    return dx_BTD.to(dout_BTD.dtype)
+
+
+def _keep(first: tuple[Tensor, ...], w: BlockTensors, spec: BlockSpec, dropout: DropoutKeys | None) -> Kept:
+    """The first fields of Kept as given, the missing ones computed."""
+    if len(first) == KEPT_FIELDS["none"]:
+        return Kept(*first)
+    if len(first) == KEPT_FIELDS["mlp"]:
+        x, qkv, y, lse, x_mid = first
+        return Kept(x, qkv, y, lse, x_mid, _hidden(x_mid, w))
+    (x_BTD,) = first
+    qkv_BTE = _qkv(x_BTD, w)
+    q, k, v = _heads(qkv_BTE, spec)
+    if dropout is None:
+        y_BHTQ, lse = attend(spec.attention, q, k, v)
+    else:
+        y_BHTQ = attend_in_the_open(q, k, v, dropout.keys_B, dropout.probability, _ATTENTION)
+        lse = x_BTD.new_empty(0)
+    y_BTD = _merged(y_BHTQ)
+    x_mid_BTD = _attention_output(x_BTD, y_BTD, w, dropout)
+    return Kept(x_BTD, qkv_BTE, y_BTD, lse, x_mid_BTD, _hidden(x_mid_BTD, w))
+
+
+def _qkv(x_BTD: Tensor, w: BlockTensors) -> Tensor:
+    return _linear(norm(x_BTD, w.ln_1_weight, w.ln_1_bias), w.c_attn_weight, w.c_attn_bias)
+
+
+def _attention_output(x_BTD: Tensor, y_BTD: Tensor, w: BlockTensors, dropout: DropoutKeys | None) -> Tensor:
+    out_BTD = _linear(y_BTD, w.attn_c_proj_weight, w.attn_c_proj_bias)
+    return x_BTD + (out_BTD if dropout is None else dropout.apply(out_BTD, _ATTENTION_OUT)).to(x_BTD.dtype)
+
+
+def _hidden(x_mid_BTD: Tensor, w: BlockTensors) -> Tensor:
+    return _linear(norm(x_mid_BTD, w.ln_2_weight, w.ln_2_bias), w.c_fc_weight, w.c_fc_bias)
+
+
+def _mlp_output(
+    x_mid_BTD: Tensor, h_BTF: Tensor, w: BlockTensors, spec: BlockSpec, dropout: DropoutKeys | None
+) -> Tensor:
+    a_BTF = F.gelu(h_BTF, approximate=spec.gelu_form)
+    out_BTD = _linear(a_BTF, w.mlp_c_proj_weight, w.mlp_c_proj_bias)
+    out_BTD = out_BTD if dropout is None else dropout.apply(out_BTD, _MLP_OUT)
+    return x_mid_BTD + out_BTD.to(x_mid_BTD.dtype)
+
+
+def _heads(qkv_BTE: Tensor, spec: BlockSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of the packed projection as queries, keys and values, (B, H, T, Q)."""
+    B, T, E = qkv_BTE.shape
+    q, k, v = qkv_BTE.view(B, T, 3, spec.n_head, E // 3 // spec.n_head).permute(2, 0, 3, 1, 4)
+    return q, k, v
+
+
+def _merged(y_BHTQ: Tensor) -> Tensor:
+    B, H, T, Q = y_BHTQ.shape
+    return y_BHTQ.transpose(1, 2).reshape(B, T, H * Q)
+
+
+def _attention_backward(dy_BTD: Tensor, kept: Kept, spec: BlockSpec, dropout: DropoutKeys | None) -> Tensor:
+    B, T, D = dy_BTD.shape
+    q, k, v = _heads(kept.qkv_BTE, spec)
+    dy_BHTQ, y_BHTQ = (
+        t.view(B, T, spec.n_head, D // spec.n_head).transpose(1, 2) for t in (dy_BTD, kept.y_BTD)
+    )
+    if dropout is None:
+        grads = attend_backward(spec.attention, dy_BHTQ, q, k, v, y_BHTQ, kept.lse)
+    else:
+        grads = attend_in_the_open_backward(dy_BHTQ, q, k, v, dropout.keys_B, dropout.probability, _ATTENTION)
+    return torch.cat([_merged(g) for g in grads], dim=-1)
+
+
+def _linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    x = x.to(weight_OI.dtype)
+    return F.linear(x, weight_OI, None if bias_O is None else bias_O.to(x.dtype))
+
+
+def _linear_backward(
+    dout: Tensor, x: Tensor, weight_OI: Tensor, total_OI: Tensor, total_bias_O: Tensor | None,
+    noise_key: Tensor | None, site: int,
+) -> Tensor:  # fmt: skip
+    """The gradient of x. `site` numbers the matrices of a layer."""
+    rows_NO = dout.reshape(-1, dout.shape[-1])
+    add_outer(total_OI, rows_NO, x.reshape(-1, x.shape[-1]), noise_key, site * _SITE_STRIDE)
+    if total_bias_O is not None:
+        add_to(total_bias_O, rows_NO.sum(0, dtype=total_bias_O.dtype))
+    return (rows_NO @ weight_OI).view(x.shape)
+
+
+# More elements than any matrix has, so that no two matrices of a layer share their noise.
+_SITE_STRIDE = 2**28
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """LayerNorm, computed in fp32 (or wider, where x is); the result is fp32 too."""
+    return _norm(x, weight, bias)[0]
+
+
+def _norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    n, mean, rstd = aten.native_layer_norm(
+        x.to(wide), weight.shape, weight.to(wide), None if bias is None else bias.to(wide), _EPSILON
+    )
+    return n, (mean, rstd)
+
+
+def _norm_backward(
+    dn: Tensor, x: Tensor, stats: tuple[Tensor, Tensor], weight: Tensor, bias: Tensor | None,
+    total_weight: Tensor, total_bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The gradient of x, in fp32 (or wider)."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    dx, dweight, dbias = aten.native_layer_norm_backward(
+        dn.to(wide), x.to(wide), weight.shape, *stats, weight.to(wide),
+        None if bias is None else bias.to(wide), [True, True, bias is not None],
+    )  # fmt: skip
+    add_to(total_weight, dweight)
+    if total_bias is not None:
+        add_to(total_bias, dbias)
+    return dx
+
+
+def norm_forward(
+    x_BTD: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """The norm before the head, as a layer of its own (model/recompute.py): it keeps x alone."""
+    return (norm(x_BTD, weight, bias).to(dtype),)
+
+
+def norm_backward(
+    dn_BTD: Tensor, x_BTD: Tensor, weight: Tensor, bias: Tensor | None, total_weight: Tensor,
+    total_bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    _, stats = _norm(x_BTD, weight, bias)
+    return _norm_backward(dn_BTD, x_BTD, stats, weight, bias, total_weight, total_bias).to(x_BTD.dtype)
+
+
+class LayerCache:
+    """Keys and values of the tokens already seen by one layer, for decoding."""
+
+    def __init__(self, size: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype) -> None:
+        self.k_BHTQ = torch.empty(size, device=device, dtype=dtype)
+        self.v_BHTQ = torch.empty(size, device=device, dtype=dtype)
+        self.length = 0
+
+    def append(self, k_BHTQ: Tensor, v_BHTQ: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.length + k_BHTQ.shape[2]
+        self.k_BHTQ[:, :, self.length : end] = k_BHTQ
+        self.v_BHTQ[:, :, self.length : end] = v_BHTQ
+        self.length = end
+        return self.k_BHTQ[:, :, :end], self.v_BHTQ[:, :, :end]

@@ -1,0 +1,215 @@
+"""Buffers in host memory that visit the card piece by piece while it works.
+
+An optimizer step reads and writes every master weight and moment once. From pinned host memory that is
+12 bytes a parameter each way over the bus, in pieces: while one is updated, the next arrives and the
+one before goes home. Three pieces are on the card at a time, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onecard.errors import UserError
+from onecard.hardware.cpu import available_memory
+from onecard.optim.regions import Region, Slot
+
+# Long enough for the full speed of the bus, short enough that three are little memory.
+PIECE = 2**21
+_PLACES = 3
+
+
+def check_host_memory(needed: int, what: str) -> None:
+    """Refuse before the machine begins to swap, or the kernel to kill."""
+    available = available_memory()
+    if available is not None and needed > available:
+        raise UserError(
+            f"{what} do not fit into this machine's memory",
+            f"they take {needed / 2**30:.1f} GiB of host memory; {available / 2**30:.1f} GiB are available",
+            "close other programs, choose a smaller model, or keep them on the card: --offload=none",
+        )
+
+
+def host_empty(count: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Host memory the card can read by itself.
+
+    Registered after allocation: torch's own pinned allocator rounds up to a power of two, which for
+    large buffers is up to twice the memory.
+    """
+    tensor = torch.empty(count, dtype=dtype)
+    if device.startswith("cuda") and count:
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        failed = runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+        if int(failed):
+            raise UserError(
+                f"{tensor.nbytes / 2**30:.1f} GiB of host memory could not be pinned",
+                "the driver allows less (under WSL about half of the memory WSL has)",
+                "give WSL more memory in .wslconfig, or use --offload=none",
+            )
+    return tensor
+
+
+@dataclass(frozen=True)
+class Traveller:
+    """A flat host buffer with one element for every `per` parameters."""
+
+    home: Tensor
+    per: int = 1
+    returns: bool = True  # False: only read on the card
+
+    def part(self, flat: Tensor, first: int, count: int) -> Tensor:
+        return flat[first // self.per : (first + count) // self.per]
+
+
+class Shuttle:
+    """Carries pieces of several host buffers to the card and back, overlapping with the work on them."""
+
+    def __init__(self, travellers: Sequence[Traveller], size: int, device: str) -> None:
+        self.travellers, self.size, self.piece = tuple(travellers), size, min(PIECE, size)
+        # On a CPU the same journeys are made without streams: the path the tests take.
+        self.cuda = device.startswith("cuda")
+        self._places = [
+            [torch.empty(self.piece // t.per, dtype=t.home.dtype, device=device) for t in self.travellers]
+            for _ in range(min(_PLACES, -(-size // self.piece)))
+        ]
+        if self.cuda:
+            self._inward, self._outward = torch.Stream(device), torch.Stream(device)
+            self._left = [torch.Event(device) for _ in self._places]  # the place is empty again
+
+    def bytes_at_home(self) -> int:
+        return sum(t.home.nbytes for t in self.travellers)
+
+    def bytes_on_card(self) -> int:
+        return sum(t.nbytes for place in self._places for t in place)
+
+    def run(self, work: Callable[[list[Tensor], int, int], None]) -> None:
+        """work(pieces, first, count) for every piece in order; it may change the pieces in place."""
+        if self.cuda:
+            # Pieces may not set out before those of the last round are back home.
+            self._inward.wait_stream(self._outward)
+        for number, first in enumerate(range(0, self.size, self.piece)):
+            count = min(self.piece, self.size - first)
+            place = self._places[number % len(self._places)]
+            visiting = [t.part(flat, 0, count) for t, flat in zip(self.travellers, place, strict=True)]
+            homes = [t.part(t.home, first, count) for t in self.travellers]
+            with _on(self._inward if self.cuda else None):
+                if self.cuda and number >= len(self._places):
+                    self._inward.wait_event(self._left[number % len(self._places)])
+                for visitor, home in zip(visiting, homes, strict=True):
+                    visitor.copy_(home, non_blocking=True)
+            if self.cuda:
+                torch.cuda.current_stream().wait_stream(self._inward)
+            work(visiting, first, count)
+            if self.cuda:
+                self._outward.wait_stream(torch.cuda.current_stream())
+            with _on(self._outward if self.cuda else None):
+                for traveller, visitor, home in zip(self.travellers, visiting, homes, strict=True):
+                    if traveller.returns:
+                        home.copy_(visitor, non_blocking=True)
+                if self.cuda:
+                    self._left[number % len(self._places)].record(self._outward)
+
+    def settle(self) -> None:
+        """Wait until everything is home: before anybody on the host reads it."""
+        if self.cuda:
+            self._outward.synchronize()
+
+
+class LayerTotals:
+    """Gradient totals that live on the host; those of two layers at a time are on the card.
+
+    The backward pass goes through the layers from last to first. Before a layer, its total of the
+    micro-batches so far has come; after it, the sum goes home, while the next layer computes.
+    """
+
+    def __init__(self, region: Region, dtype: torch.dtype, device: str) -> None:
+        self.home = host_empty(region.size, dtype, device).zero_()
+        self._spans = _layer_spans(region)
+        longest = max(last - first for first, last in self._spans)
+        self._places = [torch.zeros(longest, dtype=dtype, device=device) for _ in range(2)]
+        wide = torch.promote_types(dtype, torch.float32)
+        self._norms = torch.zeros(len(self._spans), dtype=wide, device=device)
+        self._empty = [True] * len(self._spans)  # nothing has been added in this step
+        self._coming: int | None = None
+        self.views: dict[str, Tensor] = {}
+        for slot in region.slots:
+            layer = _layer_of(slot)
+            first, _ = self._spans[layer]
+            self.views[slot.name] = replace(slot, first=slot.first - first).view(self._places[layer % 2])
+        self.cuda = device.startswith("cuda")
+        if self.cuda:
+            self._inward, self._outward = torch.Stream(device), torch.Stream(device)
+
+    def begin(self, layer: int) -> None:
+        """Before the layer's backward pass: its total is in `views` afterwards."""
+        if self._coming != layer:
+            self._fetch(layer)
+        if self.cuda:
+            torch.cuda.current_stream().wait_stream(self._inward)
+        if layer:
+            self._fetch(layer - 1)
+
+    def end(self, layer: int) -> None:
+        """After it: the total goes home."""
+        place, home = self._both(layer)
+        self._norms[layer] = torch.linalg.vector_norm(place, dtype=self._norms.dtype)
+        self._empty[layer] = False
+        if self.cuda:
+            self._outward.wait_stream(torch.cuda.current_stream())
+        with _on(self._outward if self.cuda else None):
+            home.copy_(place, non_blocking=True)
+
+    def norm(self) -> Tensor:
+        return torch.linalg.vector_norm(self._norms)
+
+    def clear(self) -> None:
+        self._empty = [True] * len(self._spans)
+        self._coming = None
+        self._norms.zero_()
+
+    def settle(self) -> None:
+        """Before the update reads what has gone home."""
+        if self.cuda:
+            torch.cuda.current_stream().wait_stream(self._outward)
+
+    def _fetch(self, layer: int) -> None:
+        place, home = self._both(layer)
+        if self.cuda:
+            # The layer that was here before must have left, in both senses.
+            self._inward.wait_stream(self._outward)
+        with _on(self._inward if self.cuda else None):
+            if self._empty[layer]:
+                place.zero_()
+            else:
+                place.copy_(home, non_blocking=True)
+        self._coming = layer
+
+    def _both(self, layer: int) -> tuple[Tensor, Tensor]:
+        first, last = self._spans[layer]
+        return self._places[layer % 2][: last - first], self.home[first:last]
+
+
+def _layer_of(slot: Slot) -> int:
+    """The number in a name such as transformer.h.7.mlp.c_fc.weight."""
+    return int(next(part for part in slot.name.split(".") if part.isdigit()))
+
+
+def _layer_spans(region: Region) -> list[tuple[int, int]]:
+    """Where each layer's parameters begin and end in the region: one after the other, nothing between."""
+    spans: list[tuple[int, int]] = []
+    for slot in region.slots:
+        layer = _layer_of(slot)
+        assert layer in (len(spans) - 1, len(spans)), "layers in order"
+        if layer == len(spans):
+            spans.append((slot.first, 0))
+        spans[layer] = (spans[layer][0], slot.last)
+    return spans
+
+
+def _on(stream: Any) -> AbstractContextManager[Any]:
+    return torch.cuda.stream(stream) if stream is not None else nullcontext()

@@ -1,0 +1,70 @@
+"""Moments on disk: by parameter name, as they were stored, readable into any storage.
+
+A run saved with int8 moments continues with fp32 ones and the reverse; continued as it was, it goes on
+bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from onecard.errors import UserError
+from onecard.optim.lowbit import BLOCK, Int8State, decode, encode_first, encode_second
+from onecard.optim.regions import Slot
+
+State = Tensor | Int8State
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def export_moment(slot: Slot, moment: str, state: State) -> dict[str, Tensor]:
+    """One parameter's moment as named tensors."""
+    if isinstance(state, Int8State):
+        return {
+            f"{moment}.{slot.name}": slot.view(state.codes),
+            f"{moment}_scale.{slot.name}": _scales(slot, state.scales),
+        }
+    return {f"{moment}.{slot.name}": slot.view(state)}
+
+
+def import_moment(slot: Slot, moment: str, into: State, tensors: Mapping[str, Tensor]) -> None:
+    """Fill one parameter's moment, converted where the storage has changed."""
+    saved = tensors.get(f"{moment}.{slot.name}")
+    if saved is None or saved.shape != slot.shape:
+        found = "missing" if saved is None else f"saved as {tuple(saved.shape)}"
+        raise UserError(
+            f"the saved optimizer state does not fit this model: {moment} of {slot.name}",
+            f"it is {found}, the parameter is {tuple(slot.shape)}",
+        )
+    scale = tensors.get(f"{moment}_scale.{slot.name}")
+    if not isinstance(into, Int8State):
+        slot.view(into).copy_(read_moment(slot.name, moment, tensors))
+        return
+    if scale is not None:
+        codes = saved
+    else:
+        encode = encode_first if moment == "exp_avg" else encode_second
+        state = encode(_padded(saved.float()), None)
+        codes, scale = state.codes[: slot.count].view(slot.shape), state.scales
+    slot.view(into.codes).copy_(codes)
+    _scales(slot, into.scales).copy_(scale)
+
+
+def read_moment(name: str, moment: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """A saved moment in full precision, whatever it was saved as."""
+    saved, scale = tensors[f"{moment}.{name}"], tensors.get(f"{moment}_scale.{name}")
+    if scale is None:
+        return saved
+    return decode(Int8State(_padded(saved), scale))[: saved.numel()].view(saved.shape)
+
+
+def _scales(slot: Slot, scales: Tensor) -> Tensor:
+    return scales[slot.first // BLOCK : -(-(slot.first + slot.count) // BLOCK)]
+
+
+def _padded(tensor: Tensor) -> Tensor:
+    """Flat, and zeros up to a whole number of blocks."""
+    flat = tensor.reshape(-1)
+    return pad(flat, (0, -flat.numel() % BLOCK))
