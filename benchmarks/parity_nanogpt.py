@@ -1,11 +1,12 @@
 """Train with nanoGPT's own train.py and with onecard on the same weights and batches; compare losses.
 
-    python benchmarks/parity_nanogpt.py --nanogpt PATH_TO_A_CLONE [--save-fixture FILE]
+    python benchmarks/parity_nanogpt.py --nanogpt PATH_TO_A_CLONE [--steps 200] [--save-fixture FILE]
 
 nanoGPT's train.py runs as it is, in this process, on a small data set written here. Its GPT.forward
 is wrapped to note the first weights, every training batch and every loss in full precision. Then
-onecard's Stepper gets the same weights and batches. The fixture lets a test repeat our half without
-nanoGPT.
+onecard's Stepper gets the same weights and batches, once for every way in which a step may be computed
+(what is recomputed, how the loss is chunked, where masters and totals live). The fixture lets a test
+repeat our half without nanoGPT.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import platform
 import runpy
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +32,20 @@ from onecard.config import RunConfig
 from onecard.data.prefetch import Micro
 from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
+from onecard.optim.adamw import Storage
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
 from onecard.shapes import GPT2Shape
 from onecard.train.step import Stepper
 
-STEPS = 100
 VOCAB = 64
 SETTINGS = {
     "batch_size": 4, "gradient_accumulation_steps": 2, "block_size": 32, "n_layer": 2, "n_head": 2,
     "n_embd": 32, "bias": True, "dropout": 0.0, "learning_rate": 3e-3, "min_lr": 3e-4, "warmup_iters": 10,
-    "lr_decay_iters": STEPS,
-    "max_iters": STEPS - 1, "eval_interval": 100_000, "eval_iters": 1, "weight_decay": 0.1, "grad_clip": 1.0,
+    "eval_interval": 100_000, "eval_iters": 1, "weight_decay": 0.1, "grad_clip": 1.0,
 }  # fmt: skip
+# Recompute, rows of logits at a time, offload.
+WAYS = [("none", 4096, "none"), ("mlp", 50, "none"), ("block", 50, "optimizer"), ("block", 7, "gradients")]
 
 
 def write_dataset(folder: Path) -> None:
@@ -60,7 +63,7 @@ def write_dataset(folder: Path) -> None:
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": VOCAB, "itos": {}, "stoi": {}}))
 
 
-def run_nanogpt(clone: Path) -> dict[str, Any]:
+def run_nanogpt(clone: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """nanoGPT's train.py, as it is; what went into and came out of its model."""
     noted: dict[str, Any] = {"weights": None, "x": [], "y": [], "loss": []}
     sys.path.insert(0, str(clone))
@@ -79,7 +82,7 @@ def run_nanogpt(clone: Path) -> dict[str, Any]:
         return logits, loss
 
     nanogpt_model.GPT.forward = noting_forward
-    flags = [f"--{k}={v}" for k, v in SETTINGS.items()]
+    flags = [f"--{k}={v}" for k, v in settings.items()]
     here, arguments = Path.cwd(), sys.argv
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         write_dataset(Path(folder) / "data" / "parity")
@@ -101,10 +104,11 @@ def run_nanogpt(clone: Path) -> dict[str, Any]:
     return noted
 
 
-def run_onecard(noted: dict[str, Any], config: RunConfig) -> list[float]:
+def run_onecard(noted: dict[str, Any], config: RunConfig, way: tuple[str, int, str]) -> list[float]:
     shape = GPT2Shape(config.n_layer, config.n_head, config.n_embd, VOCAB, config.block_size, config.bias)
     model = GPT2(shape)
     load_weights(model, noted["weights"])
+    model.recompute, model.loss_chunk, place = way
     stepper = Stepper(
         model,
         device="cpu",
@@ -113,10 +117,11 @@ def run_onecard(noted: dict[str, Any], config: RunConfig) -> list[float]:
         grad_clip=config.grad_clip,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
+        storage=Storage(offload=place),
     )
     losses = []
     accumulation = config.gradient_accumulation_steps
-    for step in range(STEPS):
+    for step in range(len(noted["loss"]) // accumulation):
         losses.append(0.0)
         for i in range(step * accumulation, (step + 1) * accumulation):
             micro = Micro(noted["x"][i], noted["y"][i], torch.zeros(config.batch_size, dtype=torch.int64))
@@ -130,29 +135,37 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nanogpt", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--save-fixture", type=Path)
     options = parser.parse_args()
-    config = load_config(RunConfig, [f"--{k}={v}" for k, v in SETTINGS.items()])
-    noted = run_nanogpt(options.nanogpt.resolve())
+    settings = {**SETTINGS, "lr_decay_iters": options.steps, "max_iters": options.steps - 1}
+    config = load_config(RunConfig, [f"--{k}={v}" for k, v in settings.items()])
+    noted = run_nanogpt(options.nanogpt.resolve(), settings)
     accumulation = config.gradient_accumulation_steps
     theirs = [
         sum(noted["loss"][i : i + accumulation]) / accumulation
         for i in range(0, len(noted["loss"]), accumulation)
     ]
-    ours = run_onecard(noted, config)
-    assert len(theirs) == len(ours) == STEPS
-    differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]
+    assert len(theirs) == options.steps
+    rows = []
+    for way in WAYS:
+        ours = run_onecard(noted, config, way)
+        differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]
+        rows.append({
+            "recompute": way[0], "loss_chunk": way[1], "offload": way[2], "last_loss": ours[-1],
+            "largest_difference": max(differences), "at_step": differences.index(max(differences)),
+        })  # fmt: skip
     print(json.dumps({
         "what": "onecard against nanoGPT's train.py, same weights and batches, CPU, float32",
-        "torch": torch.__version__, "machine": platform.machine(), "steps": STEPS, "settings": SETTINGS,
-        "first_loss": [theirs[0], ours[0]], "last_loss": [theirs[-1], ours[-1]],
-        "largest_difference": max(differences), "at_step": differences.index(max(differences)),
+        "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "machine": platform.machine(),
+        "steps": options.steps, "settings": settings, "nanogpt_loss": [theirs[0], theirs[-1]],
+        "largest_difference": max(row["largest_difference"] for row in rows), "rows": rows,
     }, indent=1))  # fmt: skip
     if options.save_fixture:
         tensors = {f"weights.{k}": v.contiguous() for k, v in noted["weights"].items()}
         tensors |= {k: torch.stack(noted[k]).to(torch.uint8) for k in ("x", "y")}
         tensors["loss"] = torch.tensor(theirs, dtype=torch.float64)
-        save_file(tensors, options.save_fixture, metadata={"settings": json.dumps(SETTINGS)})
+        save_file(tensors, options.save_fixture, metadata={"settings": json.dumps(settings)})
 
 
 if __name__ == "__main__":

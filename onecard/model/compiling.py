@@ -1,11 +1,42 @@
-"""Can torch.compile work on this machine, and where does it keep what it compiled?"""
+"""Can torch.compile work on this machine, where does it keep what it compiled, and how much was that?"""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import torch
+
+from onecard.errors import UserError
+
+# Of one function: micro-batches of up to five sizes, each with a ragged last one, and those of evaluation.
+# More means that something unforeseen changes from call to call.
+_MOST_SHAPES = 16
+
+
+def limit_recompiling() -> None:
+    """More shapes than foreseen are an error, not a silent fall to uncompiled code (with fullgraph)."""
+    torch._dynamo.config.recompile_limit = _MOST_SHAPES
+
+
+def graphs_compiled() -> int:
+    """In this process so far, from the cache or anew: every shape of every compiled function counts."""
+    if "torch._dynamo" not in sys.modules:  # importing it would take longer than the answer is worth
+        return 0
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def too_many_shapes(error: BaseException) -> UserError | None:
+    """The compiler's limit as a person may meet it, or None for any other error."""
+    if type(error).__name__ != "FailOnRecompileLimitHit":  # by name, for the same reason
+        return None
+    return UserError(
+        f"a compiled function was called with more than {_MOST_SHAPES} different shapes",
+        "each is compiled anew; going on uncompiled would be several times slower",
+        "--no-compile goes on without; please report it, this should not happen",
+        exit_code=1,
+    )
 
 
 def set_compile_cache() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onecard.model.accumulate import add_to
+from onecard.model.compiling import limit_recompiling
 from onecard.model.dropout import DropoutKeys, keys_for_layers
 from onecard.model.gpt2_block import (
     KEPT_FIELDS,
@@ -234,6 +235,8 @@ class GPT2(nn.Module):
 
     def compile_parts(self, backend: str = "inductor") -> None:
         """Compile a layer's two passes: all layers share one compilation, and start-up stays short."""
+
+        limit_recompiling()
 
         def compiled(function: Any) -> Any:
             return torch.compile(function, dynamic=False, fullgraph=True, backend=backend)

@@ -22,6 +22,8 @@ from onecard.optim.regions import Region, Slot
 # Long enough for the full speed of the bus, short enough that three are little memory.
 PIECE = 2**21
 _PLACES = 3
+# Smaller buffers share pages with others, which cannot be registered twice.
+_REGISTERED_FROM = 2**24
 
 
 def check_host_memory(needed: int, what: str) -> None:
@@ -38,20 +40,36 @@ def check_host_memory(needed: int, what: str) -> None:
 def host_empty(count: int, dtype: torch.dtype, device: str) -> Tensor:
     """Host memory the card can read by itself.
 
-    Registered after allocation: torch's own pinned allocator rounds up to a power of two, which for
-    large buffers is up to twice the memory.
+    torch's own pinned allocator rounds up to a power of two, which for large buffers is up to twice the
+    memory: those are allocated plainly and registered with the driver.
     """
+    if not device.startswith("cuda"):
+        return torch.empty(count, dtype=dtype)
+    if count * dtype.itemsize < _REGISTERED_FROM:
+        return torch.empty(count, dtype=dtype, pin_memory=True)
     tensor = torch.empty(count, dtype=dtype)
-    if device.startswith("cuda") and count:
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        failed = runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
-        if int(failed):
+    tensor.registration = _Registration(tensor)  # type: ignore[attr-defined]  # lives as long as it does
+    return tensor
+
+
+class _Registration:
+    """Pages the driver keeps in place until this is gone: it must go before the memory does."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._address: int | None = tensor.data_ptr()
+        if int(self._runtime.cudaHostRegister(self._address, tensor.nbytes, 0)):
+            self._address = None
             raise UserError(
                 f"{tensor.nbytes / 2**30:.1f} GiB of host memory could not be pinned",
                 "the driver allows less (under WSL about half of the memory WSL has)",
                 "give WSL more memory in .wslconfig, or use --offload=none",
             )
-    return tensor
+
+    def __del__(self) -> None:
+        if self._address is not None:
+            torch.cuda.synchronize()  # a copy may still be on its way
+            self._runtime.cudaHostUnregister(self._address)
 
 
 @dataclass(frozen=True)

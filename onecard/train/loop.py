@@ -16,6 +16,7 @@ from onecard import __version__
 from onecard.config import RunConfig
 from onecard.data.prefetch import Prefetcher
 from onecard.errors import UserError
+from onecard.model.compiling import too_many_shapes
 from onecard.optim.schedule import learning_rate
 from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
 from onecard.train.evaluate import evaluate_both
@@ -81,6 +82,8 @@ class Training:
             self._rescue()
             if is_out_of_memory(error):
                 raise out_of_memory(self.config) from error
+            if (shapes := too_many_shapes(error)) is not None:
+                raise shapes from error
             raise
 
     def _prefetcher(self) -> Prefetcher:

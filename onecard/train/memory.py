@@ -60,7 +60,11 @@ def cap_memory(device: str, limit_gib: float | None, reserve_gib: float | None) 
             f"{free / 2**30:.2f} GiB of {total / 2**30:.2f} are free; CUDA takes {context / 2**30:.2f}",
             "raise --vram_limit, lower --vram_reserve, or close what else uses the card",
         )
-    torch.cuda.set_per_process_memory_fraction(min(1.0, allocator / total), device)
+    # Unlike the calls above, this one does not take "cuda" for the current card.
+    index = torch.device(device).index
+    torch.cuda.set_per_process_memory_fraction(
+        min(1.0, allocator / total), torch.cuda.current_device() if index is None else index
+    )
     return [f"tensors may take {allocator / 2**30:.2f} GiB of the card (CUDA itself: {context / 2**30:.2f})"]
 
 

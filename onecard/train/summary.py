@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onecard.data.bins import TokenFile, read_meta
+from onecard.model.compiling import graphs_compiled
 from onecard.train.pace import duration
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Summary:
             "seconds": position.seconds,
             "tokens_per_second": tokens_per_second,
             "continued": continued,
+            "graphs_compiled": graphs_compiled(),
             "first_val_loss": position.first_val_loss,
             "best_val_loss": position.best_val_loss,
         }

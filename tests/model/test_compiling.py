@@ -6,7 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import write_bins
+
+from onecard.model import compiling
+from onecard.model.gpt2 import GPT2
+from onecard.shapes import GPT2Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [
@@ -52,3 +57,30 @@ def test_a_compiled_run_gives_the_eager_losses(tmp_path: Path) -> None:
     assert list((tmp_path / "compiled").rglob("*.so")), "nothing was kept for the next run"
     eager = run_training(tmp_path, "--no-compile", "--out_dir=eager", PYTHONPATH=str(ROOT))
     assert losses(compiled.stderr) == pytest.approx(losses(eager.stderr), abs=2e-4)
+
+
+def test_more_shapes_than_foreseen_are_an_error_a_person_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never a silent fall to uncompiled code."""
+    monkeypatch.setattr(compiling, "_MOST_SHAPES", 3)
+    before = torch._dynamo.config.recompile_limit
+    torch.compiler.reset()
+    model = GPT2.initialised(GPT2Shape(1, 1, 8, 20, 16, False), 0)
+    model.compile_parts(backend="eager")
+    counted = compiling.graphs_compiled()
+    try:
+        with pytest.raises(Exception, match="fullgraph") as raised:
+            for length in range(2, 10):
+                model.loss_sum(
+                    torch.zeros(1, length, dtype=torch.int64), torch.zeros(1, length, dtype=torch.int64)
+                )
+        assert length == 5
+        assert (
+            compiling.graphs_compiled() == counted + 3 * 3
+        )  # a layer, the norm and the loss, each three times
+        error = compiling.too_many_shapes(raised.value)
+        assert error is not None
+        assert "--no-compile" in error.hint
+        assert compiling.too_many_shapes(RuntimeError("something else")) is None
+    finally:
+        torch._dynamo.config.recompile_limit = before
+        torch.compiler.reset()

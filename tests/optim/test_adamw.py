@@ -126,9 +126,7 @@ def test_low_bit_storages_stay_near_it(storage: Storage) -> None:
 
 @pytest.mark.parametrize("states", ["fp32", "int8"])
 @pytest.mark.parametrize("master", ["fp32", "bf16"])
-def test_where_it_lives_changes_nothing(
-    master: str, states: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_it_lives_changes_nothing(master: str, states: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "PIECE", 512)
     exported = []
     for place in ("none", "optimizer", "gradients"):

@@ -1,0 +1,275 @@
+"""The memory engine on a CUDA card: kernels against float64, the same numbers wherever things live."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onecard.data.prefetch import Micro
+from onecard.errors import UserError
+from onecard.model.attention import GPU_KERNELS, attend, attend_backward, fastest_kernel
+from onecard.model.gpt2 import GPT2
+from onecard.model.loss import IGNORE, LossOptions, chunk_loss_, linear_cross_entropy
+from onecard.model.loss_kernel import kernel_chunk_loss_
+from onecard.model.precision import torch_dtype
+from onecard.optim import offload
+from onecard.optim.adamw import Storage
+from onecard.optim.offload import host_empty
+from onecard.shapes import GPT2Shape
+from onecard.train.memory import cap_memory
+from onecard.train.step import Stepper
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
+]
+SHAPE = GPT2Shape(n_layer=3, n_head=4, n_embd=256, vocab_size=1000, block_size=128, bias=True)
+
+
+@pytest.fixture(autouse=True)
+def full_fp32():  # type: ignore[no-untyped-def]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)
+    torch.compiler.reset()  # every test has shapes of its own; together they would pass the limit
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    return ((ours.double() - theirs.double()).norm() / theirs.double().norm().clamp(min=1e-30)).item()
+
+
+@pytest.mark.parametrize("vocab", [61, 1000, 8192, 50304])
+@pytest.mark.parametrize("options", [LossOptions(), LossOptions(15.0, 0.0), LossOptions(15.0, 1e-3)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_the_loss_kernel_is_the_plain_computation(
+    vocab: int, options: LossOptions, dtype: torch.dtype, bound: float
+) -> None:
+    x_ND = torch.randn(301, 64, device="cuda", dtype=dtype)
+    head_VD = torch.randn(vocab, 64, device="cuda", dtype=dtype) / 4
+    targets_N = torch.randint(0, vocab, (301,), device="cuda")
+    targets_N[::5] = IGNORE
+    wide = [t.double().detach().requires_grad_() for t in (x_ND, head_VD)]
+    logits = wide[0] @ wide[1].T
+    if options.softcap:
+        logits = options.softcap * torch.tanh(logits / options.softcap)
+    expected = F.cross_entropy(logits, targets_N, ignore_index=IGNORE, reduction="sum")
+    expected = expected + options.z_loss * (logits.logsumexp(-1)[targets_N != IGNORE] ** 2).sum()
+    (expected * 0.25).backward()
+    for chunk in (64, 100, 1000):
+        x = x_ND.clone().requires_grad_()
+        total = torch.zeros(head_VD.shape, device="cuda")
+        loss = linear_cross_entropy(
+            x, head_VD, targets_N, chunk=chunk, scale=torch.tensor(0.25, device="cuda"),
+            head_total_VD=total, options=options, chunk_loss=kernel_chunk_loss_,
+        )  # fmt: skip
+        loss.backward()
+        assert loss.item() == pytest.approx(expected.item(), rel=max(bound / 10, 1e-5))
+        assert x.grad is not None and wide[0].grad is not None and wide[1].grad is not None
+        assert relative(x.grad, wide[0].grad) < bound
+        assert relative(total, wide[1].grad) < bound
+        without = linear_cross_entropy(
+            x_ND, head_VD, targets_N, chunk=chunk, options=options, chunk_loss=kernel_chunk_loss_
+        )
+        assert without.item() == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_the_loss_kernel_writes_every_row_and_only_zeros_where_nothing_counts() -> None:
+    logits_CV = torch.full((9, 5000), float("nan"), device="cuda", dtype=torch.bfloat16)
+    logits_CV[4] = torch.randn(5000, device="cuda")
+    targets_C = torch.full((9,), IGNORE, device="cuda")
+    targets_C[4] = 17
+    plain = logits_CV[4:5].clone()
+    scale = torch.tensor(2.0, device="cuda")
+    loss = kernel_chunk_loss_(logits_CV, targets_C, scale, LossOptions())
+    expected = chunk_loss_(plain, targets_C[4:5], scale, LossOptions())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert relative(logits_CV[4], plain[0]) < 1e-2
+    assert not logits_CV[[0, 1, 2, 3, 5, 6, 7, 8]].any()
+
+
+@pytest.mark.parametrize("kernel", GPU_KERNELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_every_attention_kernel_computes_attention(kernel: str, dtype: torch.dtype, head_dim: int) -> None:
+    if dtype == torch.float32 and kernel != "efficient":
+        pytest.skip("a kernel of half precision")
+    packed = torch.randn(2, 96, 3, 4, head_dim, device="cuda").to(dtype)
+    q, k, v = packed.permute(2, 0, 3, 1, 4)
+    dy = torch.randn_like(q)
+    wide = [t.double().detach().requires_grad_() for t in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*wide, is_causal=True)
+    expected.backward(dy.double())
+    y, lse = attend(kernel, q, k, v)
+    bound = 1e-5 if dtype == torch.float32 else 2e-2
+    assert relative(y, expected) < bound
+    for gradient, their in zip(attend_backward(kernel, dy, q, k, v, y, lse), wide, strict=True):
+        assert their.grad is not None
+        assert relative(gradient, their.grad) < bound
+
+
+def test_a_head_no_kernel_takes_is_computed_in_the_open() -> None:
+    kernel, times = fastest_kernel(2, 3, 32, 6, torch.float64, "cuda")
+    assert (kernel, times) == ("open", {})
+    chosen, times = fastest_kernel(4, 12, 1024, 64, torch.bfloat16, "cuda")
+    assert times[chosen] == min(times.values())
+
+
+def batch(sequences: int = 4) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(0, 1000, (sequences, 129), generator=torch.Generator().manual_seed(3))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def gradients(device: str, dtype: torch.dtype, recompute: str, compiled: bool) -> dict[str, Tensor]:
+    model = GPT2.initialised(SHAPE, 3).to(device, dtype)
+    model.recompute, model.loss_chunk = recompute, 200
+    if device == "cuda":
+        model.attention_kernel, _ = fastest_kernel(4, 4, 128, 64, dtype, device)
+    if compiled:
+        model.compile_parts()
+    wide = torch.promote_types(dtype, torch.float32)
+    totals = {n: torch.zeros(p.shape, dtype=wide, device=device) for n, p in model.named_parameters()}
+    model.use_totals(totals)
+    x_BT, y_BT = (t.to(device) for t in batch())
+    model.loss_sum(x_BT, y_BT, scale=torch.tensor(1 / 512, dtype=wide, device=device))
+    return {name: total.cpu() for name, total in totals.items()}
+
+
+@pytest.mark.parametrize("recompute", ["none", "mlp", "block"])
+@pytest.mark.parametrize(
+    ("dtype", "compiled", "bound"),
+    [(torch.float32, False, 2e-5), (torch.float32, True, 2e-5), (torch.bfloat16, True, 0.03)],
+)
+def test_gradients_are_the_cpus_in_float64(
+    recompute: str, dtype: torch.dtype, compiled: bool, bound: float
+) -> None:
+    exact = gradients("cpu", torch.float64, "none", compiled=False)
+    ours = gradients("cuda", dtype, recompute, compiled)
+    assert max(relative(ours[name], exact[name]) for name in exact) < bound
+
+
+def stepper_of(storage: Storage, *, dtype: str = "bfloat16", compiled: bool = True) -> Stepper:
+    model = GPT2.initialised(SHAPE, 3)
+    model.recompute = "block"
+    model.attention_kernel, _ = fastest_kernel(4, 4, 128, 64, torch_dtype(dtype), "cuda")
+    if compiled:
+        model.compile_parts()
+    return Stepper(
+        model, device="cuda", dtype=dtype, dropout=0.0, grad_clip=1.0, storage=storage, compiled=compiled
+    )
+
+
+def losses_of(stepper: Stepper, steps: int) -> list[float]:
+    x_BT, y_BT = (t.cuda() for t in batch(8))
+    losses = []
+    for step in range(steps):
+        loss = 0.0
+        for half in (slice(0, 4), slice(4, 8)):
+            ids = torch.zeros(4, dtype=torch.int64, device="cuda")
+            loss += stepper.backward(Micro(x_BT[half], y_BT[half], ids), 1024).item()
+        stepper.update(1e-3 * min(step + 1, 5) / 5)
+        losses.append(loss)
+    return losses
+
+
+@pytest.mark.parametrize("place", ["optimizer", "gradients"])
+@pytest.mark.parametrize("low_bit", [False, True])
+def test_offloading_changes_nothing(place: str, low_bit: bool) -> None:
+    kind = ("bf16", "int8") if low_bit else ("fp32", "fp32")
+    resident = losses_of(stepper_of(Storage(*kind)), 12)
+    offloaded = losses_of(stepper_of(Storage(*kind, place)), 12)
+    # Embedding gradients are summed in no fixed order, so not bit for bit.
+    assert offloaded == pytest.approx(resident, abs=5e-3)
+    assert resident[-1] < resident[0] - 1
+
+
+@pytest.mark.parametrize(
+    ("storage", "compiled"),
+    [(Storage("bf16", "int8"), True), (Storage("bf16", "int8"), False), (Storage("bf16"), True),
+     (Storage("fp32", "int8"), True)],
+    ids=str,
+)  # fmt: skip
+def test_low_bit_follows_exact(storage: Storage, compiled: bool) -> None:
+    exact = losses_of(stepper_of(Storage()), 25)
+    ours = losses_of(stepper_of(storage, compiled=compiled), 25)
+    assert ours[-1] == pytest.approx(exact[-1], abs=0.1)
+
+
+@pytest.mark.parametrize("storage", [
+    Storage(), Storage("bf16", "int8"), Storage(offload="optimizer"), Storage("bf16", "int8", "gradients"),
+], ids=str)  # fmt: skip
+def test_the_update_allocates_nothing(storage: Storage) -> None:
+    """Beyond scalars: whatever could run out of memory is taken before the first step."""
+    stepper = stepper_of(storage)
+    losses_of(stepper, 3)
+    x_BT, y_BT = (t.cuda() for t in batch(4))
+    stepper.backward(Micro(x_BT, y_BT, torch.zeros(4, dtype=torch.int64, device="cuda")), 512)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    stepper.update(1e-3)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < 64 * 1024
+
+
+def test_memory_does_not_grow_from_step_to_step() -> None:
+    stepper = stepper_of(Storage())
+    losses_of(stepper, 3)
+    held = torch.cuda.memory_allocated()
+    losses_of(stepper, 5)
+    assert torch.cuda.memory_allocated() == held
+
+
+def test_offloaded_masters_are_not_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "PIECE", 2**16)  # small beside this small model
+    parameters = SHAPE.parameters
+    held = {}
+    for storage in (Storage(), Storage(offload="optimizer"), Storage(offload="gradients")):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        stepper = stepper_of(storage, compiled=False)
+        held[storage.offload] = torch.cuda.memory_allocated() - before
+        del stepper
+    assert held["none"] == pytest.approx(18 * parameters, rel=0.02)
+    # Besides, three pieces of the shuttle travel, and two of the three layers of totals.
+    pieces = 3 * 2 * 12 * 2**16
+    assert held["optimizer"] == pytest.approx(6 * parameters + pieces, rel=0.05)
+    assert held["gradients"] < held["optimizer"] - 4 * 700_000
+
+
+def test_large_host_buffers_are_pinned_exactly_and_given_back() -> None:
+    for _ in range(3):  # the same addresses again and again
+        buffers = [host_empty(5_000_001, torch.float32, "cuda") for _ in range(2)]
+        assert all(buffer.is_pinned() for buffer in buffers)
+        on_card = torch.arange(5_000_001, device="cuda", dtype=torch.float32)
+        buffers[0].copy_(on_card, non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(buffers[0], on_card.cpu())
+        del buffers
+    assert host_empty(100, torch.float32, "cuda").is_pinned()
+
+
+def test_a_run_is_saved_and_goes_on_in_another_storage() -> None:
+    exact, low_bit = stepper_of(Storage()), stepper_of(Storage("bf16", "int8", "optimizer"))
+    losses_of(exact, 10)
+    saved = exact.export()
+    low_bit.optimizer.load_weights({n: t.cpu() for n, t in saved.weights.items()})
+    low_bit.restore({n: t.cpu() for n, t in saved.optimizer.items()}, saved.scaler)
+    assert losses_of(low_bit, 5)[-1] == pytest.approx(losses_of(exact, 5)[-1], abs=0.1)
+
+
+def test_the_cap_holds() -> None:
+    total = torch.cuda.mem_get_info()[1]
+    try:
+        (note,) = cap_memory("cuda", 2.0, None)
+        assert "GiB of the card" in note
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2 * 2**30, dtype=torch.uint8, device="cuda")
+        torch.empty(2**28, dtype=torch.uint8, device="cuda")
+        with pytest.raises(UserError, match="leave nothing"):
+            cap_memory("cuda", None, total / 2**30)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
