@@ -118,13 +118,25 @@ def test_figures_in_the_readme_are_those_of_the_results() -> None:
     import json
 
     results = ROOT / "benchmarks" / "results"
-    parity = json.loads((results / "2026-11-15-parity-nanogpt.json").read_text())
+    parity = json.loads((results / "2026-11-15-parity-nanogpt-200-steps.json").read_text())
     assert f"{parity['largest_difference']:.1e}".replace("e-07", "e-7") in README
-    beside = json.loads((results / "2026-11-15-beside-nanogpt-h200.json").read_text())
-    assert f"{beside['onecard_over_nanogpt']:.2f} of nanoGPT's speed" in README
-    for contender in ("onecard", "nanogpt"):
-        peaks = [r["peak_allocated_gib"] for r in beside["rows"] if r["contender"] == contender]
-        assert f"{max(peaks):.2f}" in README
+    table = json.loads((results / "2026-11-15-memory-speed-first-table-h200.json").read_text())
+    for row in table["summary"]:
+        speed = "1" if row["label"] == "nanogpt" else f"{row['speed_ratio']:.2f}"
+        assert f"| {row['peak_allocated_gib']:.2f} GiB | {speed} |" in README, row["label"]
+    large = json.loads((results / "2026-11-15-memory-speed-large-h200.json").read_text())
+    for row in large["summary"]:
+        pinned = f"{row['host_pinned_gib']:.1f} GiB " if row["host_pinned_gib"] else ""
+        cells = f"| {row['peak_allocated_gib']:.2f} GiB | {pinned}| {row['tokens_per_s']:,} |"
+        assert cells in README, row["label"]
+    kernels = json.loads((results / "2026-11-15-loss-kernels-h200.json").read_text())
+    for contender, chunk in (("chunked-triton addmm", 4096), ("whole", None), ("liger_x8", None)):
+        (row,) = (
+            r
+            for r in kernels["rows"]
+            if (r["contender"], r.get("chunk"), r.get("vocab")) == (contender, chunk, 50304)
+        )
+        assert f"{row['ms']:.2f} ms in {row['extra_mib']:,.0f} MiB" in README
     for cores in (2, 16):
         prepared = json.loads((results / f"2026-11-15-prepare-{cores}-cores.json").read_text())
         ours = prepared["speed"]["prepare"]

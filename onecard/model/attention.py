@@ -118,6 +118,15 @@ def _mask(q_BHTQ: Tensor, keys_B: Tensor | None, dropout: float, site: int) -> T
     return kept_BHTT * (1.0 / (1.0 - dropout))
 
 
+def usual_kernel(head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
+    """One that works, for those who do not train and so do not measure."""
+    if device.type == "cpu":
+        return "cpu"
+    # The fused kernel that every card has wants whole 16 bytes, and no float64.
+    fits = device.type == "cuda" and dtype != torch.float64 and head_dim * dtype.itemsize % 16 == 0
+    return "efficient" if fits else "open"
+
+
 def fastest_kernel(
     batch: int, n_head: int, block: int, head_dim: int, dtype: torch.dtype, device: str
 ) -> tuple[str, dict[str, float]]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onecard.model.accumulate import add_to
+from onecard.model.attention import usual_kernel
 from onecard.model.compiling import limit_recompiling
 from onecard.model.dropout import DropoutKeys, keys_for_layers
 from onecard.model.gpt2_block import (
@@ -167,11 +168,8 @@ class GPT2(nn.Module):
         self.lm_head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
         self.requires_grad_(False)
-        self.recompute, self.loss_chunk, self.attention_kernel = (
-            "none",
-            default_chunk(shape.vocab_size),
-            "cpu",
-        )
+        self.recompute, self.loss_chunk = "none", default_chunk(shape.vocab_size)
+        self.attention_kernel: str | None = None  # one of attention.py's; None: one that works
         self._totals: dict[str, Tensor] = {}
         self._layer_weights: list[BlockTensors] = []
         self._layer_totals: list[BlockTensors] = []
@@ -247,7 +245,9 @@ class GPT2(nn.Module):
     @property
     def spec(self) -> BlockSpec:
         form = "tanh" if self.shape.gelu_tanh else "none"
-        return BlockSpec(self.shape.n_head, form, self.attention_kernel)
+        head = self.lm_head.weight
+        kernel = self.attention_kernel or usual_kernel(self.shape.head_dim, head.dtype, head.device)
+        return BlockSpec(self.shape.n_head, form, kernel)
 
     def _layers(self) -> list[BlockTensors]:
         """Every layer's weights, collected once: walking the modules takes as long as a small layer."""

@@ -103,14 +103,6 @@ def adamw_chunk_(
     _store_(exp_avg_sq, v, noise)
 
 
-def int8_zeros(n: int, code_dtype: torch.dtype, device: torch.device | str = "cpu") -> Int8State:
-    """The moment before the first step: torch.int8 codes for the first, torch.uint8 for the second."""
-    return Int8State(
-        _in_blocks(torch.zeros(n, dtype=code_dtype, device=device)).view(-1),
-        torch.zeros(n // BLOCK, dtype=torch.float32, device=device),
-    )
-
-
 def encode_first(exp_avg: Tensor, noise: Tensor | None = None) -> Int8State:
     """(n,) to int8, unbiased over noise (32 bits an element, as noise_bits gives) or to the nearest code."""
     blocks = _in_blocks(exp_avg).float()

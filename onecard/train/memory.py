@@ -85,14 +85,20 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(config: RunConfig) -> UserError:
-    """The same step in smaller micro-batches is the same training, in less memory."""
-    if config.batch_size == 1:
-        hint = "a smaller model or a shorter --block_size needs less"
-    else:
+    """What needs less without being another training, the cheapest first."""
+    ways = []
+    if config.recompute in (None, "none", "mlp"):
+        ways.append("--recompute=block keeps a tenth of the activations and computes the rest again")
+    if config.batch_size > 1:
         half = config.batch_size // 2
         more = -(-config.sequences_per_step // half)
-        hint = f"--batch_size={half} --gradient_accumulation_steps={more} needs about half for activations"
-        if half * more == config.sequences_per_step:
-            hint += "; the training is the same"
+        ways.append(
+            f"--batch_size={half} --gradient_accumulation_steps={more} needs about half for activations"
+        )
+    if config.offload in (None, "none"):
+        ways.append("--offload=optimizer keeps masters and moments, 12 bytes a parameter, in host memory")
+    ways.append("a smaller model or a shorter --block_size needs less of everything")
     micro_batch = f"{config.batch_size} sequences of {config.block_size} tokens"
-    return UserError("out of memory", f"a micro-batch of {micro_batch} does not fit", hint, exit_code=1)
+    return UserError(
+        "out of memory", f"a micro-batch of {micro_batch} does not fit", "\n".join(ways), exit_code=1
+    )

@@ -237,7 +237,7 @@ def test_offloaded_masters_are_not_on_the_card(monkeypatch: pytest.MonkeyPatch) 
     # Besides, three pieces of the shuttle travel, and two of the three layers of totals.
     pieces = 3 * 2 * 12 * 2**16
     assert held["optimizer"] == pytest.approx(6 * parameters + pieces, rel=0.05)
-    assert held["gradients"] < held["optimizer"] - 4 * 700_000
+    assert held["gradients"] < held["optimizer"] - 2_000_000
 
 
 def test_large_host_buffers_are_pinned_exactly_and_given_back() -> None:

@@ -30,7 +30,7 @@ from onecard.train.evaluate import Evaluation
 from onecard.train.loop import train
 from onecard.train.progress import PlainDisplay, Status
 from onecard.train.start import open_run
-from onecard.train.step import Stepper
+from onecard.train.step import LossScale, Stepper
 
 TINY = [
     "--dataset=tiny", "--vocab_size=61", "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16",
@@ -398,8 +398,71 @@ def test_a_run_may_go_on_in_another_precision(workplace: Path) -> None:
     state = list_checkpoints(Path("out/checkpoints"))[-1].state["scaler"]
     assert state == {}
     stepper = open_run(config("--init_from=resume", "--dtype=bfloat16")).stepper
-    stepper.scaler = torch.amp.GradScaler("cpu", enabled=True)
+    stepper.loss_scale = LossScale(enabled=True)
     stepper.restore({}, state)
+    assert stepper.loss_scale.value == 65536.0
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        ["--recompute=mlp"],
+        ["--recompute=block", "--loss_chunk=7"],
+        ["--gradient_checkpointing=True", "--offload=optimizer"],
+        ["--recompute=block", "--offload=gradients", "--loss_chunk=1"],
+    ],
+    ids=" ".join,
+)
+def test_what_only_saves_memory_changes_no_loss(workplace: Path, memory: list[str]) -> None:
+    train(config("--out_dir=plain"))
+    train(config("--out_dir=lean", *memory))
+    plain, lean = losses("plain"), losses("lean")
+    assert lean.keys() == plain.keys()
+    assert max(abs(lean[step] - plain[step]) for step in plain) < 1e-5
+
+
+LOW_BIT = ["--master_weights=bf16", "--optim_states=int8"]
+
+
+@pytest.mark.parametrize("settings", [LOW_BIT, [*LOW_BIT, "--offload=gradients"]], ids=" ".join)
+def test_a_low_bit_run_learns_and_resumes_bit_for_bit(workplace: Path, settings: list[str]) -> None:
+    exact = train(config("--out_dir=exact"))
+    whole = train(config("--out_dir=straight", *settings))
+    assert whole.values["val_loss"] == pytest.approx(exact.values["val_loss"], abs=0.1)
+    train(config("--out_dir=halves", "--max_iters=10", *settings))
+    train(config("--out_dir=halves", "--init_from=resume", *settings))
+    assert losses("straight") == losses("halves") != losses("exact")
+    straight, halves = final_weights("straight"), final_weights("halves")
+    assert all(torch.equal(straight[name], halves[name]) for name in straight)
+    assert straight["transformer.wte.weight"].dtype == torch.bfloat16
+    assert straight["transformer.ln_f.weight"].dtype == torch.float32
+
+
+def test_an_exact_run_goes_on_in_low_bits_and_back_when_asked(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    with pytest.raises(UserError, match="different config") as refused:
+        train(config(*LOW_BIT))
+    assert "optim_states: None there, 'int8' now" in refused.value.why
+    train(config("--max_iters=15", "--init_from=resume", *LOW_BIT))
+    assert final_weights()["transformer.wte.weight"].dtype == torch.bfloat16
+    summary = train(config("--init_from=resume", "--master_weights=fp32", "--optim_states=fp32"))
+    assert final_weights()["transformer.wte.weight"].dtype == torch.float32
+    assert summary.values["val_loss"] < summary.values["first_val_loss"] - 0.5
+
+
+def test_a_low_bit_run_is_sampled_and_exported(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config(*LOW_BIT))
+    assert main(["export", "out", "nano/ckpt.pt", "--to", "nanogpt"]) == 0
+    saved = torch.load("nano/ckpt.pt", weights_only=True)
+    assert saved["model"]["transformer.wte.weight"].dtype == torch.float32
+    assert saved["optimizer"]["state"][0]["exp_avg"].dtype == torch.float32
+    assert main(["export", "out", "hf"]) == 0
+    assert Path("hf/model.safetensors").is_file()
+
+
+def test_what_is_about_a_card_is_told_on_a_cpu(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config("--vram_limit=11", "--max_iters=1"))
+    assert "this run computes on the CPU" in capsys.readouterr().err
 
 
 def test_the_evaluation_set_outlives_another_split_and_more_data(workplace: Path) -> None:
@@ -492,6 +555,10 @@ def test_samples_are_written_at_evaluations(workplace: Path) -> None:
         (["--init_from=./nowhere/ckpt.pt"], "nothing at"),
         (["--n_layer=1024", "--n_embd=65536"], "cannot be trained here"),
         (["--device=cuda:7"], "cuda:7"),
+        (["--recompute=layer"], "recompute"),
+        (["--gradient_checkpointing=perhaps"], "gradient_checkpointing takes True or False"),
+        (["--loss_chunk=0"], "loss_chunk"),
+        (["--offload=disk"], "offload"),
     ],
 )
 def test_what_cannot_work_is_one_clear_error_and_leaves_nothing(
@@ -572,7 +639,10 @@ def test_out_of_memory_says_what_to_change(workplace: Path, monkeypatch: pytest.
     monkeypatch.setattr(Stepper, "backward", backward)
     with pytest.raises(UserError, match="out of memory") as stopped:
         train(config())
-    assert stopped.value.hint.startswith("--batch_size=2 --gradient_accumulation_steps=4")
+    recompute, split, place, _ = stopped.value.hint.splitlines()
+    assert recompute.startswith("--recompute=block")
+    assert split.startswith("--batch_size=2 --gradient_accumulation_steps=4")
+    assert place.startswith("--offload=optimizer")
     assert stopped.value.exit_code == 1
     assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [3]
 

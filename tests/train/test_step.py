@@ -15,7 +15,7 @@ from onecard.model.gpt2 import GPT2
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
 from onecard.shapes import GPT2Shape
-from onecard.train.step import Stepper
+from onecard.train.step import LossScale, Stepper
 
 SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=32, vocab_size=61, block_size=16, bias=True)
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "hundred_steps.safetensors"
@@ -134,3 +134,42 @@ def test_a_hundred_steps_give_nanogpts_own_losses() -> None:
         stepper.update(learning_rate(step, config))
     assert len(recorded["loss"]) == 100
     assert recorded["loss"][-1] < 2.0 < 4.0 < recorded["loss"][0]
+
+
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_enough_good_steps() -> None:
+    scale = LossScale(enabled=True)
+    assert not scale.survives(torch.tensor(float("inf")))
+    assert not scale.survives(torch.tensor(float("nan")))
+    assert scale.value == 65536 / 4
+    for _ in range(1999):
+        assert scale.survives(torch.tensor(1.0))
+    assert scale.value == 65536 / 4
+    again = LossScale(enabled=True)
+    again.restore(scale.to_json())
+    for each in (scale, again):
+        assert each.survives(torch.tensor(1.0))
+        assert each.value == 65536 / 2
+    off = LossScale(enabled=False)
+    assert off.survives(torch.tensor(float("nan")))  # the loop sees such a loss and ends the run
+    assert (off.value, off.to_json()) == (1.0, {})
+
+
+def test_a_gradient_that_overflows_is_left_out_and_the_next_one_is_right() -> None:
+    """fp16's way, in fp32: the scale must cancel in norm and update, and an infinite step must not count."""
+    sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
+    plain, scaled = make_stepper(dtype="float32"), make_stepper(dtype="float32")
+    scaled.loss_scale = LossScale(enabled=True)
+    with Prefetcher(sequences, sequences.start(), step_sequences=8, micro_batch=4) as batches:
+        micros = list(batches.next_step().micros)
+    before = {n: t.clone() for n, t in scaled.optimizer.export_weights().items()}
+    next(iter(scaled.optimizer.totals.values())).fill_(float("inf"))
+    scaled.update(1e-3)
+    assert all(torch.equal(t, before[n]) for n, t in scaled.optimizer.export_weights().items())
+    assert scaled.optimizer.steps == 0
+    assert scaled.loss_scale.value == 32768
+    for stepper in (plain, scaled):
+        for micro in micros:
+            stepper.backward(micro, 8 * SHAPE.block_size)
+    assert scaled.update(1e-3).item() == pytest.approx(plain.update(1e-3).item(), rel=1e-5)
+    for name, weights in plain.optimizer.export_weights().items():
+        torch.testing.assert_close(scaled.optimizer.export_weights()[name], weights, atol=1e-6, rtol=1e-5)
