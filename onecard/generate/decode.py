@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onecard.errors import UserError
 from onecard.model.gpt2 import GPT2
-from onecard.model.gpt2_block import LayerCache
+from onecard.model.layers import LayerCache
 
 # Probabilities become whole numbers of this unit: sums of integers are exact and the same on every
 # device. Fine enough that what is lost (below 1e-14) is never drawn anyway, coarse enough that the

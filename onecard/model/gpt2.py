@@ -27,7 +27,6 @@ from onecard.model.gpt2_block import (
     KEPT_FIELDS,
     BlockSpec,
     BlockTensors,
-    LayerCache,
     block_backward,
     block_decode,
     block_forward,
@@ -35,6 +34,7 @@ from onecard.model.gpt2_block import (
     norm_backward,
     norm_forward,
 )
+from onecard.model.layers import LayerCache
 from onecard.model.loss import chunk_loss_, default_chunk, linear_cross_entropy
 from onecard.model.loss_kernel import with_kernel
 from onecard.model.recompute import run_layer

@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onecard.model.accumulate import add_outer, add_to
 from onecard.model.attention import (
     attend,
     attend_backward,
@@ -34,12 +33,21 @@ from onecard.model.attention import (
     attend_in_the_open_backward,
 )
 from onecard.model.dropout import DropoutKeys
+from onecard.model.layers import (
+    LayerCache,
+    heads,
+    layer_norm,
+    layer_norm_backward,
+    linear,
+    linear_backward,
+    merged,
+    split_heads,
+)
 
 aten = torch.ops.aten
 
 # Dropout sites; layers are told apart by their keys.
 _ATTENTION, _ATTENTION_OUT, _MLP_OUT = range(1, 4)
-_EPSILON = 1e-5
 
 
 class BlockTensors(NamedTuple):
@@ -94,10 +102,10 @@ def block_decode(x_BTD: Tensor, w: BlockTensors, spec: BlockSpec, cache: LayerCa
     """The layer's output for tokens that follow those in the cache, which grows by them."""
     fresh = cache.length == 0
     assert fresh or x_BTD.shape[1] == 1, "a cache grows by one prompt, then token by token"
-    q, k, v = _heads(_qkv(x_BTD, w), spec)
+    q, k, v = heads(_qkv(x_BTD, w), spec.n_head)
     k, v = cache.append(k, v)
     y_BHTQ = F.scaled_dot_product_attention(q, k, v, is_causal=fresh)
-    x_mid_BTD = _attention_output(x_BTD, _merged(y_BHTQ), w, None)
+    x_mid_BTD = _attention_output(x_BTD, merged(y_BHTQ), w, None)
     return _mlp_output(x_mid_BTD, _hidden(x_mid_BTD, w), w, spec, None)
 
 
@@ -118,16 +126,16 @@ def block_backward(
     dmlp_BTD = dout_BTD.to(dtype)
     if dropout is not None:
         dmlp_BTD = dropout.apply(dmlp_BTD, _MLP_OUT)
-    da_BTF = _linear_backward(
+    da_BTF = linear_backward(
         dmlp_BTD, F.gelu(kept.h_BTF, approximate=spec.gelu_form),
         w.mlp_c_proj_weight, totals.mlp_c_proj_weight, totals.mlp_c_proj_bias, noise_key, 0,
     )  # fmt: skip
     dh_BTF = aten.gelu_backward(da_BTF, kept.h_BTF, approximate=spec.gelu_form)
-    n_BTD, stats = _norm(kept.x_mid_BTD, w.ln_2_weight, w.ln_2_bias)
-    dn_BTD = _linear_backward(
+    n_BTD, stats = layer_norm(kept.x_mid_BTD, w.ln_2_weight, w.ln_2_bias)
+    dn_BTD = linear_backward(
         dh_BTF, n_BTD.to(dtype), w.c_fc_weight, totals.c_fc_weight, totals.c_fc_bias, noise_key, 1
     )
-    dx_mid_BTD = dout_BTD + _norm_backward(
+    dx_mid_BTD = dout_BTD + layer_norm_backward(
         dn_BTD, kept.x_mid_BTD, stats, w.ln_2_weight, w.ln_2_bias, totals.ln_2_weight, totals.ln_2_bias
     )
     # Gradients of both ways are added in fp32 and rounded once.
@@ -137,16 +145,16 @@ def block_backward(
     dproj_BTD = dx_mid_BTD.to(dtype)
     if dropout is not None:
         dproj_BTD = dropout.apply(dproj_BTD, _ATTENTION_OUT)
-    dy_BTD = _linear_backward(
+    dy_BTD = linear_backward(
         dproj_BTD, kept.y_BTD, w.attn_c_proj_weight, totals.attn_c_proj_weight, totals.attn_c_proj_bias,
         noise_key, 2,
     )  # fmt: skip
     dqkv_BTE = _attention_backward(dy_BTD, kept, spec, dropout)
-    n_BTD, stats = _norm(kept.x_BTD, w.ln_1_weight, w.ln_1_bias)
-    dn_BTD = _linear_backward(
+    n_BTD, stats = layer_norm(kept.x_BTD, w.ln_1_weight, w.ln_1_bias)
+    dn_BTD = linear_backward(
         dqkv_BTE, n_BTD.to(dtype), w.c_attn_weight, totals.c_attn_weight, totals.c_attn_bias, noise_key, 3
     )
-    dx_BTD = dx_mid_BTD + _norm_backward(
+    dx_BTD = dx_mid_BTD + layer_norm_backward(
         dn_BTD, kept.x_BTD, stats, w.ln_1_weight, w.ln_1_bias, totals.ln_1_weight, totals.ln_1_bias
     )
     return dx_BTD.to(dout_BTD.dtype)
@@ -161,112 +169,51 @@ def _keep(first: tuple[Tensor, ...], w: BlockTensors, spec: BlockSpec, dropout: 
         return Kept(x, qkv, y, lse, x_mid, _hidden(x_mid, w))
     (x_BTD,) = first
     qkv_BTE = _qkv(x_BTD, w)
-    q, k, v = _heads(qkv_BTE, spec)
+    q, k, v = heads(qkv_BTE, spec.n_head)
     if dropout is None:
         y_BHTQ, lse = attend(spec.attention, q, k, v)
     else:
         y_BHTQ = attend_in_the_open(q, k, v, dropout.keys_B, dropout.probability, _ATTENTION)
         lse = x_BTD.new_empty(0)
-    y_BTD = _merged(y_BHTQ)
+    y_BTD = merged(y_BHTQ)
     x_mid_BTD = _attention_output(x_BTD, y_BTD, w, dropout)
     return Kept(x_BTD, qkv_BTE, y_BTD, lse, x_mid_BTD, _hidden(x_mid_BTD, w))
 
 
 def _qkv(x_BTD: Tensor, w: BlockTensors) -> Tensor:
-    return _linear(norm(x_BTD, w.ln_1_weight, w.ln_1_bias), w.c_attn_weight, w.c_attn_bias)
+    return linear(norm(x_BTD, w.ln_1_weight, w.ln_1_bias), w.c_attn_weight, w.c_attn_bias)
 
 
 def _attention_output(x_BTD: Tensor, y_BTD: Tensor, w: BlockTensors, dropout: DropoutKeys | None) -> Tensor:
-    out_BTD = _linear(y_BTD, w.attn_c_proj_weight, w.attn_c_proj_bias)
+    out_BTD = linear(y_BTD, w.attn_c_proj_weight, w.attn_c_proj_bias)
     return x_BTD + (out_BTD if dropout is None else dropout.apply(out_BTD, _ATTENTION_OUT)).to(x_BTD.dtype)
 
 
 def _hidden(x_mid_BTD: Tensor, w: BlockTensors) -> Tensor:
-    return _linear(norm(x_mid_BTD, w.ln_2_weight, w.ln_2_bias), w.c_fc_weight, w.c_fc_bias)
+    return linear(norm(x_mid_BTD, w.ln_2_weight, w.ln_2_bias), w.c_fc_weight, w.c_fc_bias)
 
 
 def _mlp_output(
     x_mid_BTD: Tensor, h_BTF: Tensor, w: BlockTensors, spec: BlockSpec, dropout: DropoutKeys | None
 ) -> Tensor:
     a_BTF = F.gelu(h_BTF, approximate=spec.gelu_form)
-    out_BTD = _linear(a_BTF, w.mlp_c_proj_weight, w.mlp_c_proj_bias)
+    out_BTD = linear(a_BTF, w.mlp_c_proj_weight, w.mlp_c_proj_bias)
     out_BTD = out_BTD if dropout is None else dropout.apply(out_BTD, _MLP_OUT)
     return x_mid_BTD + out_BTD.to(x_mid_BTD.dtype)
 
 
-def _heads(qkv_BTE: Tensor, spec: BlockSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of the packed projection as queries, keys and values, (B, H, T, Q)."""
-    B, T, E = qkv_BTE.shape
-    q, k, v = qkv_BTE.view(B, T, 3, spec.n_head, E // 3 // spec.n_head).permute(2, 0, 3, 1, 4)
-    return q, k, v
-
-
-def _merged(y_BHTQ: Tensor) -> Tensor:
-    B, H, T, Q = y_BHTQ.shape
-    return y_BHTQ.transpose(1, 2).reshape(B, T, H * Q)
-
-
 def _attention_backward(dy_BTD: Tensor, kept: Kept, spec: BlockSpec, dropout: DropoutKeys | None) -> Tensor:
-    B, T, D = dy_BTD.shape
-    q, k, v = _heads(kept.qkv_BTE, spec)
-    dy_BHTQ, y_BHTQ = (
-        t.view(B, T, spec.n_head, D // spec.n_head).transpose(1, 2) for t in (dy_BTD, kept.y_BTD)
-    )
+    q, k, v = heads(kept.qkv_BTE, spec.n_head)
+    dy_BHTQ, y_BHTQ = (split_heads(t, spec.n_head) for t in (dy_BTD, kept.y_BTD))
     if dropout is None:
         grads = attend_backward(spec.attention, dy_BHTQ, q, k, v, y_BHTQ, kept.lse)
     else:
         grads = attend_in_the_open_backward(dy_BHTQ, q, k, v, dropout.keys_B, dropout.probability, _ATTENTION)
-    return torch.cat([_merged(g) for g in grads], dim=-1)
-
-
-def _linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    x = x.to(weight_OI.dtype)
-    return F.linear(x, weight_OI, None if bias_O is None else bias_O.to(x.dtype))
-
-
-def _linear_backward(
-    dout: Tensor, x: Tensor, weight_OI: Tensor, total_OI: Tensor, total_bias_O: Tensor | None,
-    noise_key: Tensor | None, site: int,
-) -> Tensor:  # fmt: skip
-    """The gradient of x. `site` numbers the matrices of a layer."""
-    rows_NO = dout.reshape(-1, dout.shape[-1])
-    add_outer(total_OI, rows_NO, x.reshape(-1, x.shape[-1]), noise_key, site * _SITE_STRIDE)
-    if total_bias_O is not None:
-        add_to(total_bias_O, rows_NO.sum(0, dtype=total_bias_O.dtype))
-    return (rows_NO @ weight_OI).view(x.shape)
-
-
-# More elements than any matrix has, so that no two matrices of a layer share their noise.
-_SITE_STRIDE = 2**28
+    return torch.cat([merged(g) for g in grads], dim=-1)
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """LayerNorm, computed in fp32 (or wider, where x is); the result is fp32 too."""
-    return _norm(x, weight, bias)[0]
-
-
-def _norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    n, mean, rstd = aten.native_layer_norm(
-        x.to(wide), weight.shape, weight.to(wide), None if bias is None else bias.to(wide), _EPSILON
-    )
-    return n, (mean, rstd)
-
-
-def _norm_backward(
-    dn: Tensor, x: Tensor, stats: tuple[Tensor, Tensor], weight: Tensor, bias: Tensor | None,
-    total_weight: Tensor, total_bias: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """The gradient of x, in fp32 (or wider)."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    dx, dweight, dbias = aten.native_layer_norm_backward(
-        dn.to(wide), x.to(wide), weight.shape, *stats, weight.to(wide),
-        None if bias is None else bias.to(wide), [True, True, bias is not None],
-    )  # fmt: skip
-    add_to(total_weight, dweight)
-    if total_bias is not None:
-        add_to(total_bias, dbias)
-    return dx
+    return layer_norm(x, weight, bias)[0]
 
 
 def norm_forward(
@@ -280,21 +227,5 @@ def norm_backward(
     dn_BTD: Tensor, x_BTD: Tensor, weight: Tensor, bias: Tensor | None, total_weight: Tensor,
     total_bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    _, stats = _norm(x_BTD, weight, bias)
-    return _norm_backward(dn_BTD, x_BTD, stats, weight, bias, total_weight, total_bias).to(x_BTD.dtype)
-
-
-class LayerCache:
-    """Keys and values of the tokens already seen by one layer, for decoding."""
-
-    def __init__(self, size: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype) -> None:
-        self.k_BHTQ = torch.empty(size, device=device, dtype=dtype)
-        self.v_BHTQ = torch.empty(size, device=device, dtype=dtype)
-        self.length = 0
-
-    def append(self, k_BHTQ: Tensor, v_BHTQ: Tensor) -> tuple[Tensor, Tensor]:
-        end = self.length + k_BHTQ.shape[2]
-        self.k_BHTQ[:, :, self.length : end] = k_BHTQ
-        self.v_BHTQ[:, :, self.length : end] = v_BHTQ
-        self.length = end
-        return self.k_BHTQ[:, :, :end], self.v_BHTQ[:, :, :end]
+    _, stats = layer_norm(x_BTD, weight, bias)
+    return layer_norm_backward(dn_BTD, x_BTD, stats, weight, bias, total_weight, total_bias).to(x_BTD.dtype)

@@ -1,0 +1,97 @@
+"""The pieces layers are made of, each with its backward pass in the open.
+
+A backward piece returns the gradient of its input and adds those of its weights to their totals. Norms
+compute in fp32 (or wider, where the input is); matmuls in the dtype of their weights.
+
+Shapes: B sequences, T tokens, N = B×T rows, H heads, Q channels per head, O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onecard.model.accumulate import add_outer, add_to
+
+aten = torch.ops.aten
+
+LAYER_NORM_EPSILON = 1e-5
+# More elements than any matrix has, so that no two matrices of a layer share their noise.
+_SITE_STRIDE = 2**28
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    x = x.to(weight_OI.dtype)
+    return F.linear(x, weight_OI, None if bias_O is None else bias_O.to(x.dtype))
+
+
+def linear_backward(
+    dout: Tensor, x: Tensor, weight_OI: Tensor, total_OI: Tensor, total_bias_O: Tensor | None,
+    noise_key: Tensor | None, site: int,
+) -> Tensor:  # fmt: skip
+    """`site` numbers the matrices of a layer."""
+    rows_NO = dout.reshape(-1, dout.shape[-1])
+    add_outer(total_OI, rows_NO, x.reshape(-1, x.shape[-1]), noise_key, site * _SITE_STRIDE)
+    if total_bias_O is not None:
+        add_to(total_bias_O, rows_NO.sum(0, dtype=total_bias_O.dtype))
+    return (rows_NO @ weight_OI).view(x.shape)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The norm in fp32, and the statistics its backward pass needs."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    n, mean, rstd = aten.native_layer_norm(
+        x.to(wide), weight.shape, weight.to(wide), None if bias is None else bias.to(wide), LAYER_NORM_EPSILON
+    )
+    return n, (mean, rstd)
+
+
+def layer_norm_backward(
+    dn: Tensor, x: Tensor, stats: tuple[Tensor, Tensor], weight: Tensor, bias: Tensor | None,
+    total_weight: Tensor, total_bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """In fp32, for the caller to add to what goes past the norm before rounding."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    dx, dweight, dbias = aten.native_layer_norm_backward(
+        dn.to(wide), x.to(wide), weight.shape, *stats, weight.to(wide),
+        None if bias is None else bias.to(wide), [True, True, bias is not None],
+    )  # fmt: skip
+    add_to(total_weight, dweight)
+    if total_bias is not None:
+        add_to(total_bias, dbias)
+    return dx
+
+
+def heads(qkv_BTE: Tensor, n_head: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of a packed projection as queries, keys and values, (B, H, T, Q)."""
+    B, T, E = qkv_BTE.shape
+    q, k, v = qkv_BTE.view(B, T, 3, n_head, E // 3 // n_head).permute(2, 0, 3, 1, 4)
+    return q, k, v
+
+
+def merged(y_BHTQ: Tensor) -> Tensor:
+    B, H, T, Q = y_BHTQ.shape
+    return y_BHTQ.transpose(1, 2).reshape(B, T, H * Q)
+
+
+def split_heads(y_BTD: Tensor, n_head: int) -> Tensor:
+    """(B, H, T, Q), a view: the reverse of `merged`."""
+    B, T, D = y_BTD.shape
+    return y_BTD.view(B, T, n_head, D // n_head).transpose(1, 2)
+
+
+class LayerCache:
+    """Keys and values of the tokens already seen by one layer, for decoding."""
+
+    def __init__(self, size: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype) -> None:
+        self.k_BHTQ = torch.empty(size, device=device, dtype=dtype)
+        self.v_BHTQ = torch.empty(size, device=device, dtype=dtype)
+        self.length = 0
+
+    def append(self, k_BHTQ: Tensor, v_BHTQ: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.length + k_BHTQ.shape[2]
+        self.k_BHTQ[:, :, self.length : end] = k_BHTQ
+        self.v_BHTQ[:, :, self.length : end] = v_BHTQ
+        self.length = end
+        return self.k_BHTQ[:, :, :end], self.v_BHTQ[:, :, :end]
