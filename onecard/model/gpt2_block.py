@@ -217,7 +217,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def norm_forward(
-    x_BTD: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    x_BTD: Tensor, dtype: torch.dtype, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, ...]:
     """The norm before the head, as a layer of its own (model/recompute.py): it keeps x alone."""
     return (norm(x_BTD, weight, bias).to(dtype),)

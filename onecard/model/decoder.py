@@ -1,0 +1,333 @@
+"""What all architectures share: tokens to loss through layers, decoding, weights and totals by name.
+
+Modules hold the weights and their names; what a layer computes is in the architecture's block module.
+Gradients do not go through autograd to the weights: whoever trains gives every weight a total
+(`use_totals`), to which the backward pass adds.
+
+Shapes: B sequences, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from onecard.model.attention import usual_kernel
+from onecard.model.compiling import limit_recompiling
+from onecard.model.dropout import DropoutKeys, keys_for_layers
+from onecard.model.layers import LayerCache
+from onecard.model.loss import LossOptions, default_chunk, linear_cross_entropy
+from onecard.model.loss_kernel import with_kernel
+from onecard.model.recompute import Layer, run_layer
+
+# Without cuDNN's: it builds a plan for every new length, and in decoding every length is new.
+_DECODING_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+# Weights of a layer, or their totals: the architecture's own NamedTuple.
+Tensors = Any
+D = TypeVar("D", bound="Decoder")
+
+
+class Shape(Protocol):
+    """What every architecture's shape tells (onecard/shapes.py)."""
+
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_head(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def parameters(self) -> int: ...
+    @property
+    def flops_per_token(self) -> int: ...
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class Parts(NamedTuple):
+    """The functions a step is made of, plain or compiled."""
+
+    block_forward: Callable[..., tuple[Tensor, ...]]
+    block_backward: Callable[..., Tensor]
+    norm_forward: Callable[..., tuple[Tensor, ...]]
+    norm_backward: Callable[..., Tensor]
+    chunk_loss: Callable[..., Tensor]
+
+
+class LayerVisitor(Protocol):
+    """Told when a layer's totals are about to be added to, and when they have been."""
+
+    def begin(self, layer: int) -> None: ...
+    def end(self, layer: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """One layer in one micro-batch: what run_layer needs to know of it."""
+
+    parts: Parts
+    spec: Any
+    number: int
+    weights: Tensors
+    totals: Tensors | None
+    beside: Any  # what its functions need besides x: dropout's keys, rotary angles
+    noise_key: Tensor | None
+    visitor: LayerVisitor | None
+
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        return self.parts.block_forward(x_BTD, self.weights, self.spec, self.beside)
+
+    def backward(self, dout_BTD: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+        assert self.totals is not None
+        if self.visitor is not None:
+            self.visitor.begin(self.number)
+        dx_BTD = self.parts.block_backward(
+            dout_BTD, kept, self.weights, self.totals, self.spec, self.beside, self.noise_key
+        )
+        if self.visitor is not None:
+            self.visitor.end(self.number)
+        return dx_BTD
+
+
+@dataclass(frozen=True)
+class NormRun:
+    """The last norm, likewise: it keeps its input. Its tensors are weights and totals, as it has them."""
+
+    parts: Parts
+    weights: tuple[Tensor | None, ...]
+    totals: tuple[Tensor | None, ...]
+    dtype: torch.dtype
+
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        return self.parts.norm_forward(x_BTD, self.dtype, *self.weights)
+
+    def backward(self, dn_BTD: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+        return self.parts.norm_backward(dn_BTD, *kept, *self.weights, *self.totals)
+
+
+class Decoder(nn.Module):
+    """A language model that predicts the next token. Subclasses are architectures."""
+
+    lm_head: nn.Linear
+    transformer: Any
+    kept_fields: Mapping[str, int]  # by the setting of `recompute`
+    loss_options = LossOptions()
+    head_name = "lm_head.weight"  # the parameter that the head's gradient belongs to
+
+    def __init__(self, shape: Any, parts: Parts) -> None:
+        super().__init__()
+        self.shape = shape
+        self.recompute, self.loss_chunk = "none", default_chunk(shape.vocab_size)
+        self.attention_kernel: str | None = None  # one of attention.py's; None: one that works
+        self._parts = parts
+        self._totals: dict[str, Tensor] = {}
+        self._layer_weights: list[Tensors] = []
+        self._layer_totals: list[Tensors] = []
+        self._visitor: LayerVisitor | None = None
+
+    # --- what an architecture is
+    @property
+    @abstractmethod
+    def spec(self) -> Any:
+        """What is constant in all layers, and compiled in."""
+
+    @abstractmethod
+    def _block_tensors(self, by_name: Mapping[str, Tensor]) -> Tensors:
+        """A layer's tensors in the order its functions take, from names within the layer."""
+
+    @abstractmethod
+    def _initialise(self, name: str, data: Tensor, seed: int) -> None:
+        """Fill one parameter with its fresh values."""
+
+    @abstractmethod
+    def _begin(self, tokens_BT: Tensor, first_position: int, dropout: DropoutKeys | None) -> Tensor:
+        """The residual stream that enters the first layer."""
+
+    @abstractmethod
+    def _begin_backward(self, tokens_BT: Tensor, dx_BTD: Tensor, dropout: DropoutKeys | None) -> None:
+        """Add the gradients of what `_begin` is made of to their totals."""
+
+    @abstractmethod
+    def _beside(self, first_position: int, length: int, dropout: DropoutKeys | None) -> list[Any]:
+        """For every layer, what its functions take besides x."""
+
+    @abstractmethod
+    def _last_norm(self) -> Layer: ...
+
+    @abstractmethod
+    def _decode_layer(self, x_BTD: Tensor, weights: Tensors, beside: Any, cache: LayerCache) -> Tensor: ...
+
+    # --- weights and totals
+    @classmethod
+    def uninitialised(cls: type[D], shape: Any) -> D:
+        """On the CPU, with whatever the memory held: for those who fill every tensor themselves."""
+        with torch.device("meta"):
+            model = cls(shape)  # type: ignore[call-arg]  # an architecture brings its own parts
+        model.to_empty(device="cpu")
+        model._tie()  # to_empty unties
+        return model
+
+    @classmethod
+    def initialised(cls: type[D], shape: Any, seed: int) -> D:
+        """Fresh weights. Each tensor has a generator of its own, seeded by its name, on the CPU: the same
+        seed gives the same weights on every device and whatever else the model contains."""
+        model = cls.uninitialised(shape)
+        for name, parameter in model.named_parameters():
+            model._initialise(name, parameter.data, seed)
+        return model
+
+    def _tie(self) -> None:
+        """Make shared weights shared again."""
+
+    def use_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compute with these tensors from now on (by parameter name, a tied head left out)."""
+        for name, tensor in tensors.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+        self._tie()
+        self._layer_weights = []
+
+    def use_totals(self, totals: Mapping[str, Tensor], visitor: LayerVisitor | None = None) -> None:
+        """Add gradients to these tensors from now on."""
+        self._visitor = visitor
+        self._totals = dict(totals)
+        of_layer: list[dict[str, Tensor]] = [{} for _ in range(self.shape.n_layer)]
+        for name, total in totals.items():
+            if name.startswith("transformer.h."):
+                _, _, layer, within = name.split(".", 3)
+                of_layer[int(layer)][within] = total
+        self._layer_totals = [self._block_tensors(by_name) for by_name in of_layer]
+
+    def layer_matrices(self) -> set[str]:
+        """Names of the matrices inside layers: their totals may be bf16."""
+        return {
+            name
+            for name, parameter in self.named_parameters()
+            if name.startswith("transformer.h.") and parameter.dim() == 2
+        }
+
+    def _layers(self) -> list[Tensors]:
+        """Every layer's weights, collected once: walking the modules takes as long as a small layer."""
+        if not self._layer_weights:
+            self._layer_weights = [
+                self._block_tensors(dict(block.named_parameters())) for block in self.transformer.h
+            ]
+        return self._layer_weights
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._layer_weights = []  # .to() and its kin may put other tensors in their place
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def compile_parts(self, backend: str = "inductor") -> None:
+        """Compile a layer's two passes: all layers share one compilation, and start-up stays short."""
+        limit_recompiling()
+
+        def compiled(function: Any) -> Any:
+            return torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
+
+        parts = Parts(*map(compiled, self._parts))
+        self._parts = parts._replace(chunk_loss=with_kernel(parts.chunk_loss))
+
+    def kernel(self) -> str:
+        """The attention kernel to compute with."""
+        head = self.lm_head.weight
+        return self.attention_kernel or usual_kernel(self.shape.head_dim, head.dtype, head.device)
+
+    # --- tokens in, loss or logits out
+    def loss_sum(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        dropout: DropoutKeys | None = None,
+        *,
+        scale: Tensor | None = None,
+        noise_key: Tensor | None = None,
+    ) -> Tensor:
+        """Summed loss of all targets that are not loss.IGNORE.
+
+        With a `scale` (0-dim), the gradients of scale × loss are added to the totals. `noise_key`
+        (0-dim int32) decides how totals in bf16 are rounded.
+        """
+        training = scale is not None
+        with torch.set_grad_enabled(training):
+            x_BTD = self._begin(tokens_BT, 0, dropout).requires_grad_(training)
+            n_BTD = self._through_layers(x_BTD, dropout, noise_key)
+            loss = linear_cross_entropy(
+                n_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten(),
+                chunk=self.loss_chunk, scale=scale, options=self.loss_options,
+                chunk_loss=self._parts.chunk_loss, head_total_VD=self._totals.get(self.head_name),
+            )  # fmt: skip
+            del n_BTD  # the backward pass keeps what it needs of it, which is nothing
+            if training:
+                loss.backward()  # type: ignore[no-untyped-call]
+                assert x_BTD.grad is not None
+                self._begin_backward(tokens_BT, x_BTD.grad, dropout)
+        return loss.detach()
+
+    def _through_layers(self, x_BTD: Tensor, dropout: DropoutKeys | None, noise_key: Tensor | None) -> Tensor:
+        """From the embedding to the normalised last hidden state."""
+        n_layer, spec = self.shape.n_layer, self.spec
+        nothing: list[None] = [None] * n_layer
+        totals = self._layer_totals if torch.is_grad_enabled() else nothing
+        beside = self._beside(0, x_BTD.shape[1], dropout)
+        # A key of its own for every layer's rounding, for the same reason as dropout's.
+        noise = nothing if noise_key is None else keys_for_layers(noise_key[None], n_layer)[:, 0]
+        layers = zip(self._layers(), totals, beside, noise, strict=True)
+        for number, (weights, total, extra, key) in enumerate(layers):
+            layer = LayerRun(self._parts, spec, number, weights, total, extra, key, self._visitor)
+            x_BTD = run_layer(x_BTD, layer, self.kept_fields[self.recompute])
+        return run_layer(x_BTD, self._last_norm(), fields=1)
+
+    @torch.no_grad()
+    def hidden(self, tokens_BT: Tensor, dropout: DropoutKeys | None = None) -> Tensor:
+        """The normalised last hidden state."""
+        return self._through_layers(self._begin(tokens_BT, 0, dropout), dropout, None)
+
+    @torch.no_grad()
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits of every position."""
+        return self._capped(F.linear(self.hidden(tokens_BT), self.lm_head.weight))
+
+    def new_cache(self, batch: int, capacity: int) -> list[LayerCache]:
+        """Room for `capacity` tokens."""
+        head = self.lm_head.weight
+        size = (batch, self.shape.n_head, capacity, self.shape.head_dim)
+        return [LayerCache(size, head.device, head.dtype) for _ in range(self.shape.n_layer)]
+
+    @torch.no_grad()
+    def next_logits(self, tokens_BT: Tensor, cache: list[LayerCache]) -> Tensor:
+        """Logits (B, V) after the last of these tokens; the cache holds what came before them."""
+        position = cache[0].length
+        x_BTD = self._begin(tokens_BT, position, None)
+        beside = self._beside(position, tokens_BT.shape[1], None)
+        with sdpa_kernel(_DECODING_BACKENDS):
+            for weights, extra, layer_cache in zip(self._layers(), beside, cache, strict=True):
+                x_BTD = self._decode_layer(x_BTD, weights, extra, layer_cache)
+        last_B1D = self._last_norm().forward(x_BTD[:, -1:])[0]
+        return self._capped(F.linear(last_B1D[:, 0], self.lm_head.weight))
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        softcap = self.loss_options.softcap
+        return softcap * torch.tanh(logits.float() / softcap) if softcap else logits
+
+
+def seed_of(seed: int, name: str) -> int:
+    """A generator's seed for one tensor."""
+    # Not hash(): it is salted per process.
+    value = seed
+    for byte in name.encode():
+        value = (value * 1_000_003 + byte) % (2**61 - 1)
+    return value
