@@ -53,3 +53,50 @@ class GPT2Shape:
         """
         n = self.parameters - self.block_size * self.n_embd
         return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size
+
+
+@dataclass(frozen=True)
+class NanochatShape:
+    """What determines the tensors of nanochat's architecture of October 2025.
+
+    RMS norms without weights, rotary positions, normed queries and keys, ReLU squared, no biases, a head
+    of its own behind a soft cap.
+    """
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    vocab_size: int
+    block_size: int
+
+    @classmethod
+    def of_depth(cls, depth: int, vocab_size: int, block_size: int) -> NanochatShape:
+        """nanochat's one dial: 64 wide per layer, heads of 128."""
+        width = 64 * depth
+        return cls(depth, max(1, -(-width // 128)), width, vocab_size, block_size)
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def parameters_by_part(self) -> dict[str, int]:
+        width = self.n_embd
+        return {
+            "token embedding": self.vocab_size * width,
+            "head": self.vocab_size * width,
+            "attention": self.n_layer * 4 * width * width,
+            "mlp": self.n_layer * 8 * width * width,
+        }
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.parameters_by_part().values())
+
+    @property
+    def flops_per_token(self) -> int:
+        """6N + 12·L·H·Q·T as for GPT-2, N without the token embedding, which is looked up."""
+        n = self.parameters - self.vocab_size * self.n_embd
+        return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size

@@ -27,7 +27,7 @@ _REPEATS = 8
 
 def attend(kernel: str, q_BHTQ: Tensor, k_BHTQ: Tensor, v_BHTQ: Tensor) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, Q) and the log-sum-exp that its backward pass needs (empty for `open`)."""
-    q, k, v = q_BHTQ, k_BHTQ, v_BHTQ
+    q, k, v = (_with_whole_rows(t) for t in (q_BHTQ, k_BHTQ, v_BHTQ))
     if kernel == "cpu":
         y, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
     elif kernel == "flash":
@@ -46,6 +46,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     T = q.shape[2]
+    dy_BHTQ, q, k, v, y = (_with_whole_rows(t) for t in (dy_BHTQ, q, k, v, y))
     if kernel == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(dy_BHTQ, q, k, v, y, lse, 0.0, True)
     # Without dropout the kernels do not look at the generator's state they ask for.
@@ -65,6 +66,11 @@ def attend_backward(
         )
         return dq, dk, dv
     return attend_in_the_open_backward(dy_BHTQ, q, k, v)
+
+
+def _with_whole_rows(t_BHTQ: Tensor) -> Tensor:
+    """Below autograd nobody checks strides, and the kernels read a head's channels as neighbours."""
+    return t_BHTQ if t_BHTQ.stride(-1) == 1 else t_BHTQ.contiguous()
 
 
 def attend_in_the_open(

@@ -63,6 +63,32 @@ def layer_norm_backward(
     return dx
 
 
+# What torch's rms_norm adds under the root for every input it computes in fp32.
+RMS_EPSILON = torch.finfo(torch.float32).eps
+
+
+def rms_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x over its root mean square along the last dimension, in fp32, and the factor that does it."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMS_EPSILON)
+    return wide * factor, factor
+
+
+def rms_norm_backward(dn: Tensor, n: Tensor, factor: Tensor) -> Tensor:
+    """The gradient of x from the norm's result, in fp32."""
+    dn = dn.to(n.dtype)
+    return factor * (dn - n * (dn * n).mean(-1, keepdim=True))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of the last dimension, whose halves are the two coordinates.
+
+    By the negative angle, as nanochat does it. With -sin it is its own reverse, and its backward pass.
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
+
+
 def heads(qkv_BTE: Tensor, n_head: int) -> tuple[Tensor, Tensor, Tensor]:
     """Views of a packed projection as queries, keys and values, (B, H, T, Q)."""
     B, T, E = qkv_BTE.shape
