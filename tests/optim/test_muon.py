@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from onecard.optim.lowbit import BLOCK, Int8State
+from onecard.optim.muon import ITERATIONS, Momentum, MuonHyper, muon_matrix_, orthogonalised
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def hyper(lr: float = 0.02, decay: float = 0.0, momentum: float = 0.95, scale: float = 1.0) -> MuonHyper:
+    return MuonHyper(*map(torch.tensor, (scale, lr, decay, momentum)))
+
+
+def step(
+    master: Tensor,
+    grad: Tensor,
+    momentum: Momentum,
+    number: int,
+    chosen: MuonHyper | None = None,
+    **more: int,
+) -> None:
+    key = torch.tensor(1000 + number, dtype=torch.int32)
+    muon_matrix_(grad, master, momentum, chosen or hyper(), key, torch.tensor(0), **more)
+
+
+def int8_zeros(count: int) -> Int8State:
+    padded = -(-count // BLOCK) * BLOCK
+    return Int8State(torch.zeros(padded, dtype=torch.int8), torch.zeros(padded // BLOCK))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 40), columns=st.integers(1, 40), seed=st.integers(0, 100),
+    size=st.sampled_from([1e-8, 1.0, 1e6]), method=st.sampled_from(list(ITERATIONS)),
+)  # fmt: skip
+def test_the_update_is_nearly_orthogonal_whatever_the_size_of_the_gradient(
+    rows: int, columns: int, seed: int, size: float, method: str
+) -> None:
+    g_OI = random(rows, columns, seed=seed, dtype=torch.float64)
+    # Singular values between a tenth and one: those near zero would need more steps.
+    u, s, vt = torch.linalg.svd(g_OI, full_matrices=False)
+    g_OI = u @ torch.diag(s.clamp(min=0.1 * s.max().item())) @ vt * size
+    values = torch.linalg.svdvals(orthogonalised(g_OI, method))
+    assert values.min() > 0.6 and values.max() < 1.4
+    # The same left and right directions: the factor of the polar decomposition, up to its spectrum.
+    aligned = u.T @ orthogonalised(g_OI, method) @ vt.T
+    assert (aligned - torch.diag(aligned.diagonal())).norm() < 1e-3 * aligned.norm()
+
+
+def test_bf16_is_enough() -> None:
+    g_OI = random(96, 160)
+    exact = orthogonalised(g_OI.double())
+    assert (orthogonalised(g_OI).double() - exact).norm() < 0.05 * exact.norm()
+
+
+def test_a_zero_gradient_moves_nothing() -> None:
+    master = random(8, 12)
+    before = master.clone()
+    step(master, torch.zeros(8, 12), torch.zeros(8, 12), 1)
+    assert torch.equal(master, before)
+
+
+def test_it_is_the_formula() -> None:
+    """Momentum, Nesterov, orthogonal factor, decay and the stretch of tall matrices, written out again."""
+    master, momentum = random(24, 6, dtype=torch.float64), torch.zeros(24, 6, dtype=torch.float64)
+    weights, average = master.clone(), momentum.clone()
+    for number in range(1, 5):
+        grad = random(24, 6, seed=number, dtype=torch.float64)
+        step(master, grad.clone(), momentum, number, hyper(lr=0.1, decay=0.3, momentum=0.9, scale=2.0))
+        g = grad / 2
+        average = 0.9 * average + 0.1 * g
+        update = orthogonalised(0.1 * g + 0.9 * average)
+        weights = weights * (1 - 0.1 * 0.3) - 0.1 * 2.0 * update
+    torch.testing.assert_close(master, weights, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(momentum, average, atol=1e-6, rtol=1e-6)
+
+
+def test_packed_matrices_are_made_orthogonal_apart() -> None:
+    packed, grad = torch.zeros(12, 4, dtype=torch.float64), random(12, 4, seed=3, dtype=torch.float64)
+    step(packed, grad, torch.zeros(12, 4, dtype=torch.float64), 1, parts=3)
+    for part in range(3):
+        rows = slice(4 * part, 4 * part + 4)
+        alone = torch.zeros(4, 4, dtype=torch.float64)
+        step(alone, grad[rows].clone(), torch.zeros(4, 4, dtype=torch.float64), 1)
+        torch.testing.assert_close(packed[rows], alone)
+
+
+def regress(master_dtype: torch.dtype, momentum: str, seed: int = 0) -> float:
+    """How far from the true matrix 150 steps with decaying rate leave us, relative to the start."""
+    truth, master = random(20, 30, seed=1), torch.zeros(20, 30, dtype=master_dtype)
+    state: Momentum = (
+        int8_zeros(600)
+        if momentum == "int8"
+        else torch.zeros(600, dtype=torch.bfloat16 if momentum == "bf16" else torch.float32)
+    )
+    for number in range(150):
+        x = random(64, 30, seed=10_000 * seed + number + 5)
+        grad = (master.float() @ x.T - truth @ x.T) @ x / 64
+        step(master, grad, state, number, hyper(lr=0.2 * (1 - number / 150)))
+    return ((master.float() - truth).norm() / truth.norm()).item()
+
+
+@pytest.mark.parametrize("momentum", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("master", [torch.float32, torch.bfloat16])
+def test_low_bits_learn_like_fp32(master: torch.dtype, momentum: str) -> None:
+    assert regress(torch.float32, "fp32") < 0.03
+    assert regress(master, momentum) < 0.05
+
+
+@pytest.mark.parametrize("momentum", ["bf16", "int8"])
+def test_low_bits_are_reproducible_and_new_every_step(momentum: str) -> None:
+    results = []
+    for number in (1, 1, 2):
+        master = random(16, 16, seed=2).bfloat16()
+        state: Momentum = int8_zeros(256) if momentum == "int8" else torch.zeros(256, dtype=torch.bfloat16)
+        step(master, random(16, 16, seed=4), state, number)
+        results.append(master)
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
