@@ -177,6 +177,7 @@ def onecard_step(case: Case) -> Step:
         stepper.update(6e-4)
 
     step.pinned_bytes = stepper.optimizer.host_bytes  # type: ignore[attr-defined]
+    step.facts = {"loss_chunk": model.loss_chunk, "attention": model.attention_kernel}  # type: ignore[attr-defined]
     return step
 
 
@@ -212,7 +213,7 @@ def measure(case: Case) -> Row:
         what = "out of memory" if "out of memory" in str(error).lower() else type(error).__name__
         row["error"] = f"{what}: {(str(error).splitlines() or [''])[0][:160]}"
         row["trace"] = traceback.format_exc()[-2000:]
-    row |= host_memory(getattr(step, "pinned_bytes", None))
+    row |= host_memory(getattr(step, "pinned_bytes", None)) | getattr(step, "facts", {})
     if "error" not in row:
         del step  # room for the matrices
         row["bf16_matmul_tflops"] = matmul_tflops(case.device)

@@ -16,8 +16,13 @@ _MOST_SHAPES = 16
 
 
 def limit_recompiling() -> None:
-    """More shapes than foreseen are an error, not a silent fall to uncompiled code (with fullgraph)."""
-    torch._dynamo.config.recompile_limit = _MOST_SHAPES
+    """More shapes than foreseen are an error, not a silent fall to uncompiled code (with fullgraph).
+
+    The compiler's settings belong to a thread, and backward passes on a GPU have one of their own: there
+    this is called again, and does nothing where nothing is compiled.
+    """
+    if "torch._dynamo" in sys.modules and torch._dynamo.config.recompile_limit != _MOST_SHAPES:
+        torch._dynamo.config.recompile_limit = _MOST_SHAPES
 
 
 def graphs_compiled() -> int:

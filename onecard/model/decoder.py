@@ -23,7 +23,7 @@ from onecard.model.attention import usual_kernel
 from onecard.model.compiling import limit_recompiling
 from onecard.model.dropout import DropoutKeys, keys_for_layers
 from onecard.model.layers import LayerCache
-from onecard.model.loss import LossOptions, default_chunk, linear_cross_entropy
+from onecard.model.loss import LossOptions, chunk_loss_, default_chunk, linear_cross_entropy
 from onecard.model.loss_kernel import with_kernel
 from onecard.model.recompute import Layer, run_layer
 
@@ -132,6 +132,7 @@ class Decoder(nn.Module):
         self.shape = shape
         self.recompute, self.loss_chunk = "none", default_chunk(shape.vocab_size)
         self.attention_kernel: str | None = None  # one of attention.py's; None: one that works
+        self.compiled = False
         self._parts = parts
         self._totals: dict[str, Tensor] = {}
         self._layer_weights: list[Tensors] = []
@@ -233,13 +234,16 @@ class Decoder(nn.Module):
 
     def compile_parts(self, backend: str = "inductor") -> None:
         """Compile a layer's two passes: all layers share one compilation, and start-up stays short."""
+        import torch._dynamo
+
         limit_recompiling()
 
         def compiled(function: Any) -> Any:
             return torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
 
         parts = Parts(*map(compiled, self._parts))
-        self._parts = parts._replace(chunk_loss=with_kernel(parts.chunk_loss))
+        self._parts = parts._replace(chunk_loss=with_kernel(compiled(chunk_loss_)))
+        self.compiled = True
 
     def kernel(self) -> str:
         """The attention kernel to compute with."""

@@ -28,6 +28,7 @@ from onecard.model.gpt2_block import (
 )
 from onecard.model.layers import LayerCache
 from onecard.model.loss import chunk_loss_
+from onecard.model.loss_kernel import with_kernel
 from onecard.shapes import GPT2Shape
 
 _EMBEDDING = 0  # its dropout site; the layers' are in gpt2_block.py
@@ -89,7 +90,7 @@ class GPT2(Decoder):
 
     def __init__(self, shape: GPT2Shape) -> None:
         super().__init__(
-            shape, Parts(block_forward, block_backward, norm_forward, norm_backward, chunk_loss_)
+            shape, Parts(block_forward, block_backward, norm_forward, norm_backward, with_kernel(chunk_loss_))
         )
         self.transformer = Transformer(shape)
         self.lm_head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)

@@ -38,29 +38,33 @@ def default_chunk(vocab_size: int) -> int:
 
 
 def chunk_loss_(logits_CV: Tensor, targets_C: Tensor, scale: Tensor | None, options: LossOptions) -> Tensor:
-    """Summed loss of these logits; with a scale, logits are overwritten by scale × their gradient."""
-    wide_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    """Summed loss of these logits; with a scale, logits are overwritten by scale × their gradient.
+
+    Besides the logits there is one copy of them in fp32 at a time (two with a soft cap).
+    """
+    wide_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32), copy=True)
     if options.softcap:
-        bent_CV = (wide_CV / options.softcap).tanh()
+        bent_CV = wide_CV.div_(options.softcap).tanh_()
         wide_CV = bent_CV * options.softcap
-    logsum_C = wide_CV.logsumexp(-1)
     counts_C = targets_C != IGNORE
-    right_C = wide_CV.gather(1, targets_C.clamp(min=0)[:, None])[:, 0]
-    loss_C = logsum_C - right_C
+    right_C1 = targets_C.clamp(min=0)[:, None]
+    peak_C1 = wide_CV.amax(-1, keepdim=True)
+    right_C = wide_CV.gather(1, right_C1)[:, 0] - peak_C1[:, 0]
+    exp_CV = wide_CV.sub_(peak_C1).exp_()
+    sum_C1 = exp_CV.sum(-1, keepdim=True)
+    loss_C = sum_C1[:, 0].log() - right_C
+    logsum_C1 = sum_C1.log() + peak_C1
     if options.z_loss:
-        loss_C = loss_C + options.z_loss * logsum_C**2
+        loss_C = loss_C + options.z_loss * logsum_C1[:, 0] ** 2
     loss = torch.where(counts_C, loss_C, 0.0).sum()
     if scale is not None:
-        weight_C = torch.where(counts_C, scale, 0.0)
-        grad_CV = (wide_CV - logsum_C[:, None]).exp()
-        if options.z_loss:
-            grad_CV = grad_CV * (1 + 2 * options.z_loss * logsum_C)[:, None]
-        # A comparison instead of a scatter: it fuses with the rest into one pass.
-        right_CV = torch.arange(logits_CV.shape[1], device=logits_CV.device) == targets_C[:, None]
-        grad_CV = grad_CV - right_CV.to(grad_CV.dtype)
+        weight_C1 = torch.where(counts_C, scale, 0.0)[:, None]
+        more_C1 = 1 + 2 * options.z_loss * logsum_C1 if options.z_loss else 1.0
+        grad_CV = exp_CV.mul_(weight_C1 * more_C1 / sum_C1)
+        grad_CV.scatter_add_(1, right_C1, -weight_C1.to(grad_CV.dtype))
         if options.softcap:
-            grad_CV = grad_CV * (1 - bent_CV**2)
-        logits_CV.copy_(grad_CV * weight_C[:, None])
+            grad_CV.mul_(bent_CV.square_().neg_().add_(1))
+        logits_CV.copy_(grad_CV)
     return loss
 
 

@@ -28,16 +28,32 @@ _jit: Callable[[Callable[..., Any]], Any] = triton.jit if triton else lambda fun
 
 
 def with_kernel(otherwise: ChunkLoss) -> ChunkLoss:
-    """The kernel where it can run, `otherwise` elsewhere (the CPU, float64)."""
+    """The kernel where it can run, `otherwise` elsewhere (the CPU, float64, no compiler for Triton)."""
+    works: dict[torch.device, bool] = {}
 
     def chunk_loss(
         logits_CV: Tensor, targets_C: Tensor, scale: Tensor | None, options: LossOptions
     ) -> Tensor:
         if triton is None or not logits_CV.is_cuda or logits_CV.dtype == torch.float64:
             return otherwise(logits_CV, targets_C, scale, options)
-        return kernel_chunk_loss_(logits_CV, targets_C, scale, options)
+        if logits_CV.device not in works:
+            works[logits_CV.device] = _runs_on(logits_CV.device)
+        chosen = kernel_chunk_loss_ if works[logits_CV.device] else otherwise
+        return chosen(logits_CV, targets_C, scale, options)
 
     return chunk_loss
+
+
+def _runs_on(device: torch.device) -> bool:
+    """Tried on a few numbers: whatever the toolchain throws, the answer is to do without."""
+    try:
+        logits_CV = torch.zeros(1, 8, device=device)
+        targets_C = torch.zeros(1, dtype=torch.int64, device=device)
+        kernel_chunk_loss_(logits_CV, targets_C, torch.ones((), device=device), LossOptions())
+        torch.cuda.synchronize(device)
+    except Exception:
+        return False
+    return True
 
 
 def kernel_chunk_loss_(

@@ -20,6 +20,7 @@ from onecard.model.decoder import Decoder, NormRun, Parts, seed_of
 from onecard.model.dropout import DropoutKeys
 from onecard.model.layers import LayerCache, rms_norm, rms_norm_backward
 from onecard.model.loss import LossOptions, chunk_loss_
+from onecard.model.loss_kernel import with_kernel
 from onecard.model.nanochat_block import (
     KEPT_FIELDS,
     Angles,
@@ -75,7 +76,7 @@ class Nanochat(Decoder):
 
     def __init__(self, shape: NanochatShape) -> None:
         super().__init__(
-            shape, Parts(block_forward, block_backward, norm_forward, norm_backward, chunk_loss_)
+            shape, Parts(block_forward, block_backward, norm_forward, norm_backward, with_kernel(chunk_loss_))
         )
         self.transformer = Transformer(shape)
         self.lm_head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)

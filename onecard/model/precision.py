@@ -23,7 +23,13 @@ def choose_dtype(requested: str | None, device: str) -> tuple[str, str]:
             # nanoGPT ignores dtype on a CPU; half precision without a GPU is neither fast nor safe.
             return "float32", "float16 needs a GPU: computing in float32 on the CPU"
         return requested or "float32", ""
-    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bf16 = card_has_bf16(device)
     if requested == "bfloat16" and not has_bf16:
         return "float16", "this card has no bfloat16: computing in float16 with loss scaling"
     return requested or ("bfloat16" if has_bf16 else "float16"), ""
+
+
+def card_has_bf16(device: str) -> bool:
+    """Does this very card compute in bfloat16? (torch answers for the current one.)"""
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)

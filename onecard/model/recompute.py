@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from onecard.model.compiling import limit_recompiling
+
 
 class Layer(Protocol):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -44,4 +46,5 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *douts: Tensor) -> Any:
         (dout,) = douts
+        limit_recompiling()
         return ctx.layer.backward(dout, ctx.saved_tensors), None, None

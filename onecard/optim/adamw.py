@@ -26,7 +26,7 @@ from onecard.optim.regions import Region, split_regions
 from onecard.optim.saved import MOMENTS, State, export_moment, import_moment
 
 _EPSILON = 1e-8
-# Eager low-bit arithmetic makes fp32 copies of what it works on; this many elements at a time.
+# Eager low-bit arithmetic makes fp32 copies of what it works on: this many elements at a time.
 _EAGER_PIECE = 2**20
 
 
@@ -108,7 +108,12 @@ class Held:
         if self.layer_totals is not None:
             return self.layer_totals.norm()
         wide = torch.promote_types(self.total_dtype, torch.float32)
-        return torch.linalg.vector_norm(self.total, dtype=wide)
+        if self.total.is_cuda:
+            return torch.linalg.vector_norm(self.total, dtype=wide)
+        # A GPU sums in a tree. A CPU adds one after the other: in fp32 it loses a percent over 10^8 elements.
+        pieces = torch.split(self.total, _EAGER_PIECE)
+        norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+        return torch.linalg.vector_norm(torch.stack(norms)).to(wide)
 
     def clear(self) -> None:
         if self.layer_totals is not None:

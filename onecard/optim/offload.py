@@ -22,8 +22,9 @@ from onecard.optim.regions import Region, Slot
 # Long enough for the full speed of the bus, short enough that three are little memory.
 PIECE = 2**21
 _PLACES = 3
-# Smaller buffers share pages with others, which cannot be registered twice.
-_REGISTERED_FROM = 2**24
+# Smaller buffers may share pages with others, which cannot be registered twice; from 32 MiB on, the C
+# library gives every allocation pages of its own.
+_REGISTERED_FROM = 2**26
 
 
 def check_host_memory(needed: int, what: str) -> None:
@@ -58,11 +59,11 @@ class _Registration:
     def __init__(self, tensor: Tensor) -> None:
         self._runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         self._address: int | None = tensor.data_ptr()
-        if int(self._runtime.cudaHostRegister(self._address, tensor.nbytes, 0)):
+        if failed := int(self._runtime.cudaHostRegister(self._address, tensor.nbytes, 0)):
             self._address = None
             raise UserError(
-                f"{tensor.nbytes / 2**30:.1f} GiB of host memory could not be pinned",
-                "the driver allows less (under WSL about half of the memory WSL has)",
+                f"{tensor.nbytes / 2**30:.1f} GiB of host memory could not be pinned (CUDA error {failed})",
+                "the driver may allow less (under WSL about half of the memory WSL has)",
                 "give WSL more memory in .wslconfig, or use --offload=none",
             )
 
@@ -102,14 +103,13 @@ class Shuttle:
     def bytes_at_home(self) -> int:
         return sum(t.home.nbytes for t in self.travellers)
 
-    def bytes_on_card(self) -> int:
-        return sum(t.nbytes for place in self._places for t in place)
-
     def run(self, work: Callable[[list[Tensor], int, int], None]) -> None:
         """work(pieces, first, count) for every piece in order; it may change the pieces in place."""
         if self.cuda:
-            # Pieces may not set out before those of the last round are back home.
+            # Pieces may not set out before those of the last round are back home, nor before what the
+            # caller has waited for (totals on their way home, say).
             self._inward.wait_stream(self._outward)
+            self._inward.wait_stream(torch.cuda.current_stream())
         for number, first in enumerate(range(0, self.size, self.piece)):
             count = min(self.piece, self.size - first)
             place = self._places[number % len(self._places)]
@@ -198,7 +198,8 @@ class LayerTotals:
     def _fetch(self, layer: int) -> None:
         place, home = self._both(layer)
         if self.cuda:
-            # The layer that was here before must have left, in both senses.
+            # The layer that was here before must have been worked on and have left.
+            self._inward.wait_stream(torch.cuda.current_stream())
             self._inward.wait_stream(self._outward)
         with _on(self._inward if self.cuda else None):
             if self._empty[layer]:

@@ -66,8 +66,9 @@ class Journal:
             f"tokens per iteration will be: {config.tokens_per_step:,}; "
             f"{len(run.sequences.tokens):,} training tokens in data/{config.dataset}; "
             f"{run.device}, {run.dtype}"
-            + ("\ncompiling: the first step takes longer, later runs find it done" if run.compiled else "")
         )
+        if run.model.compiled:
+            self.display.say("compiling: the first step takes longer, later runs find it done")
         self.recorder.event(
             "resumed" if run.position.step else "started", step=run.position.step, device=run.device,
             dtype=run.dtype, began=run.began, onecard=__version__, torch=torch.__version__, notes=run.notes,

@@ -38,7 +38,12 @@ class DivergedError(UserError):
 
 def train(config: RunConfig) -> Summary:
     """Train to the horizon, or until Ctrl-C."""
-    run = open_run(config)
+    try:
+        run = open_run(config)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise out_of_memory(config) from error
+        raise
     if config.eval_only:
         return _evaluate_only(run)
     config = run.config  # with what a continued run had set
@@ -56,7 +61,8 @@ class Training:
     """One run, from where it is to its horizon."""
 
     def __init__(self, run: Run, journal: Journal, stop: StopRequest) -> None:
-        self.run, self.config, self.position = run, run.config, run.position
+        assert run.stepper is not None, "opened for evaluation only"
+        self.run, self.stepper, self.config, self.position = run, run.stepper, run.config, run.position
         self.journal, self.stop = journal, stop
         self.saved_step = run.saved_step
         self.val_loss_of_step: tuple[int, float] | None = None
@@ -101,7 +107,7 @@ class Training:
         began = time.perf_counter()
         rate = learning_rate(step, self.config)
         micros, next_data = batches.next_step()
-        result = self.run.stepper.run(
+        result = self.stepper.run(
             micros,
             rate,
             stop=self.stop,
@@ -190,7 +196,7 @@ class Training:
             "config": self.config.values(),
             "versions": {"onecard": __version__, "torch": torch.__version__},
         }
-        path = save_checkpoint(run.directory.checkpoints, step, run.stepper.export(), state)
+        path = save_checkpoint(run.directory.checkpoints, step, self.stepper.export(), state)
         self.saved_step = step
         self.journal.saved(step, path)
 
@@ -205,7 +211,7 @@ class Training:
 
     def _rescue(self) -> None:
         """Something failed: keep the steps since the last checkpoint if they are whole."""
-        if self.position.step <= max(self.saved_step, 0) or self.run.stepper.updating:
+        if self.position.step <= max(self.saved_step, 0) or self.stepper.updating:
             return
         say = self.journal.display.say
         try:

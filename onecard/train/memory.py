@@ -37,18 +37,22 @@ def use_expandable_segments() -> None:
         os.environ[_ALLOCATOR_SETTINGS[-1]] = "expandable_segments:True"
 
 
-def cap_memory(device: str, limit_gib: float | None, reserve_gib: float | None) -> list[str]:
-    """Hold the process below vram_limit and leave vram_reserve free; notes for the user.
+def cap_memory(
+    device: str, limit_gib: float | None, reserve_gib: float | None
+) -> tuple[float | None, list[str]]:
+    """Hold the process below vram_limit and leave vram_reserve free.
 
-    Both are about the whole process, the allocator is what can be capped: the CUDA context (libraries,
-    kernels) goes off first.
+    Both are about the whole process; what can be capped is the allocator, so the CUDA context (libraries,
+    kernels) goes off first, as far as it is loaded by now. Returns the allocator's bytes, None for no cap,
+    and notes for the user.
     """
     if limit_gib is None and reserve_gib is None:
-        return []
+        return None, []
     if not device.startswith("cuda"):
-        return ["vram_limit and vram_reserve are about a card; this run computes on the CPU"]
-    free, total = torch.cuda.mem_get_info(device)
+        return None, ["vram_limit and vram_reserve are about a card; this run computes on the CPU"]
     context = _context_bytes(device)
+    free, total = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device)  # ours already
     allocator = float(free)
     if limit_gib is not None:
         allocator = min(allocator, limit_gib * 2**30 - context)
@@ -65,17 +69,22 @@ def cap_memory(device: str, limit_gib: float | None, reserve_gib: float | None) 
     torch.cuda.set_per_process_memory_fraction(
         min(1.0, allocator / total), torch.cuda.current_device() if index is None else index
     )
-    return [f"tensors may take {allocator / 2**30:.2f} GiB of the card (CUDA itself: {context / 2**30:.2f})"]
+    told = f"tensors may take {allocator / 2**30:.2f} GiB of the card (CUDA itself: {context / 2**30:.2f})"
+    return allocator, [told]
 
 
 def _context_bytes(device: str) -> int:
     """What this process holds on the card outside the allocator, as the driver counts it."""
-    torch.zeros(1, device=device)  # a context exists once something has been done with it
+    square = torch.ones(64, 64, device=device)
+    torch.mm(square, square)  # a context, and the matmul library in it
+    torch.cuda.synchronize(device)
     reserved = torch.cuda.memory_reserved(device)
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
     for gpu in local_gpus():
-        for process in gpu.processes:
-            if process.mine and process.memory_bytes:
-                return max(process.memory_bytes - reserved, 0)
+        if gpu.uuid is not None and uuid in gpu.uuid:
+            for process in gpu.processes:
+                if process.mine and process.memory_bytes:
+                    return max(process.memory_bytes - reserved, 0)
     return _USUAL_CONTEXT  # WSL and containers do not tell
 
 
@@ -85,20 +94,27 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(config: RunConfig) -> UserError:
-    """What needs less without being another training, the cheapest first."""
+    """What needs less, the cheapest first; what would be another training says so."""
     ways = []
     if config.recompute in (None, "none", "mlp"):
         ways.append("--recompute=block keeps a tenth of the activations and computes the rest again")
-    if config.batch_size > 1:
-        half = config.batch_size // 2
-        more = -(-config.sequences_per_step // half)
-        ways.append(
-            f"--batch_size={half} --gradient_accumulation_steps={more} needs about half for activations"
-        )
+    half = _next_smaller(config.batch_size, config.sequences_per_step)
+    if half is not None:
+        more = config.sequences_per_step // half
+        ways.append(f"--batch_size={half} --gradient_accumulation_steps={more} needs less for activations")
     if config.offload in (None, "none"):
         ways.append("--offload=optimizer keeps masters and moments, 12 bytes a parameter, in host memory")
+    elif config.offload == "optimizer":
+        ways.append("--offload=gradients keeps gradient totals in host memory too")
+    if config.master_weights != "bf16" or config.optim_states != "int8":
+        ways.append("--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training")
     ways.append("a smaller model or a shorter --block_size needs less of everything")
     micro_batch = f"{config.batch_size} sequences of {config.block_size} tokens"
     return UserError(
         "out of memory", f"a micro-batch of {micro_batch} does not fit", "\n".join(ways), exit_code=1
     )
+
+
+def _next_smaller(batch_size: int, sequences_per_step: int) -> int | None:
+    """The largest micro-batch of at most half the size that still makes the very same step."""
+    return next((b for b in range(batch_size // 2, 0, -1) if sequences_per_step % b == 0), None)

@@ -14,18 +14,16 @@ from onecard.data.batches import FixedBlocks, Sequences, fixed_blocks
 from onecard.data.bins import TokenFile, open_split, read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
-from onecard.hardware.machine import local_cpu, resolve_device
-from onecard.model.attention import fastest_kernel
-from onecard.model.compiling import compile_problem
+from onecard.hardware.machine import resolve_device
 from onecard.model.gpt2 import GPT2
-from onecard.model.precision import choose_dtype, torch_dtype
-from onecard.optim.adamw import Storage, card_bytes
+from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
 from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
 from onecard.shapes import GPT2Shape
-from onecard.train.memory import cap_memory, use_expandable_segments
+from onecard.train.engine import build_stepper, choose_kernel, make_room
+from onecard.train.memory import use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
 
@@ -41,7 +39,7 @@ class Run:
     device: str
     dtype: str
     model: GPT2
-    stepper: Stepper
+    stepper: Stepper | None  # None where the model is only evaluated
     sequences: Sequences
     evaluation: dict[str, FixedBlocks]
     tokenizer: Tokenizer | None
@@ -49,7 +47,6 @@ class Run:
     began: str  # from what: for the person, and the record
     saved_step: int  # the checkpoint of this run that is on disk, -1 for none
     damaged: list[Checkpoint]  # to be put out of the way once the folder is ours
-    compiled: bool
     notes: list[str] = field(default_factory=list)
 
 
@@ -70,12 +67,8 @@ def open_run(config: RunConfig) -> Run:
         longest = min(config.block_size, source.weights.shape.block_size)
         config = dataclasses.replace(config, block_size=longest).resolved()
     shape = _shape(config, source, notes)
-    storage = Storage(
-        config.master_weights or "fp32", config.optim_states or "fp32", config.offload or "none"
-    )
-    notes += cap_memory(device, config.vram_limit, config.vram_reserve)
-    _check_memory(shape, device, storage, dtype, training=not config.eval_only)
-    _check_dropout(shape, config)
+    kernel = choose_kernel(shape, config, device, dtype)
+    notes += make_room(shape, config, device, dtype)
 
     data_dir = Path("data") / config.dataset
     train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
@@ -83,29 +76,8 @@ def open_run(config: RunConfig) -> Run:
     sequences = Sequences(train_tokens, shape.block_size, config.seed)
 
     model = GPT2.initialised(shape, config.seed) if source is None else _model_from(source, shape)
-    model.recompute = config.recompute or "none"
-    model.loss_chunk = config.loss_chunk or model.loss_chunk
-    model.attention_kernel, _ = fastest_kernel(
-        config.batch_size, shape.n_head, shape.block_size, shape.head_dim, torch_dtype(dtype), device
-    )
-    problem = compile_problem(device) if config.compile else None
-    compiled = config.compile and problem is None
-    stepper = Stepper(
-        model,
-        device=device,
-        dtype=dtype,
-        dropout=config.dropout,
-        grad_clip=config.grad_clip,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-        storage=storage,
-        seed=config.seed,
-        compiled=compiled,
-    )
-    if compiled:
-        model.compile_parts()
-    elif problem is not None:
-        notes.append(f"running without torch.compile, it does not work here: {problem}")
+    model.attention_kernel = kernel
+    stepper = build_stepper(model, config, device, dtype, notes)
     position = first_position(sequences, train_tokens)
     began = f"{shape.parameters / 1e6:.2f}M parameters, a new model from scratch"
     if source is not None:
@@ -119,7 +91,7 @@ def open_run(config: RunConfig) -> Run:
     tokenizer = _tokenizer_for_samples(data_dir, shape, config, notes)
     return Run(
         config, directory, device, dtype, model, stepper, sequences, evaluation, tokenizer, position, began,
-        saved_step, source.damaged if source is not None else [], compiled, notes,
+        saved_step, source.damaged if source is not None else [], notes,
     )  # fmt: skip
 
 
@@ -215,7 +187,7 @@ def _model_from(source: Source, shape: GPT2Shape) -> GPT2:
 
 def _continue(
     source: Source,
-    stepper: Stepper,
+    stepper: Stepper | None,
     sequences: Sequences,
     tokens: TokenFile,
     config: RunConfig,
@@ -223,12 +195,14 @@ def _continue(
 ) -> Position:
     """Restore moments and position."""
     if source.checkpoint is not None:
-        if not config.eval_only:
+        if stepper is not None:
             moments = _cropped(source.checkpoint.optimizer_tensors(), config.block_size)
             stepper.restore(moments, source.checkpoint.state["scaler"])
         return position_of_checkpoint(source.checkpoint, config, sequences, tokens, notes)
     found = source.weights.nanogpt
     assert found is not None
+    if stepper is None:
+        return position_of_nanogpt(found, config, sequences, tokens)
     tensors: dict[str, torch.Tensor] = {}
     for name, (exp_avg, exp_avg_sq) in found.moments.items():
         tensors |= {f"exp_avg.{name}": exp_avg, f"exp_avg_sq.{name}": exp_avg_sq}
@@ -286,38 +260,6 @@ def _tokenizer_for_samples(
         except UserError as error:
             notes.append(f"no sample text at evaluations: {error.what}")
     return None
-
-
-def _check_memory(shape: GPT2Shape, device: str, storage: Storage, dtype: str, *, training: bool) -> None:
-    """What no activation can make smaller must fit, or nothing will."""
-    compute = torch_dtype(dtype)
-    needed = card_bytes(shape.parameters, storage, compute) if training else 4 * shape.parameters
-    if device.startswith("cuda"):
-        have, where = torch.cuda.mem_get_info(device)[0], "the card has free"
-    else:
-        have, where = local_cpu().memory_bytes or needed, "this machine has"
-    if needed > have:
-        parts = "weights, gradients and AdamW's moments" if training else "the weights"
-        smaller = [] if not training or storage.offload != "none" else ["--offload=optimizer"]
-        if training and not storage.low_bit:
-            smaller.append("--master_weights=bf16 --optim_states=int8 (low-bit)")
-        smaller.append("a smaller n_layer or n_embd")
-        raise UserError(
-            f"a model of {shape.parameters / 1e6:,.0f}M parameters cannot be "
-            f"{'trained' if training else 'evaluated'} here",
-            f"{parts} alone take {needed / 2**30:,.1f} GiB; {where} {have / 2**30:,.1f} GiB",
-            "needs less: " + ", or ".join(smaller),
-        )
-
-
-def _check_dropout(shape: GPT2Shape, config: RunConfig) -> None:
-    """Masks count attention weights in 32 bits."""
-    if config.dropout and shape.n_head * config.block_size**2 >= 2**31:
-        raise UserError(
-            f"dropout does not reach block_size {config.block_size} with {shape.n_head} heads",
-            "its masks number at most 2^31 attention weights a sequence",
-            "--dropout=0",
-        )
 
 
 def _refuse_several_cards() -> None:

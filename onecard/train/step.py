@@ -77,12 +77,16 @@ class Stepper:
         """One step, or None if `stop` said so between micro-batches; then nothing has changed."""
         step_tokens = sum(micros.sizes) * self.model.shape.block_size
         loss = torch.zeros((), device=self.device)
-        for done, micro in enumerate(micros):
-            if stop():
-                self._clear()
-                return None
-            loss += self.backward(micro, step_tokens)
-            on_micro(done + 1, len(micros))
+        try:
+            for done, micro in enumerate(micros):
+                if stop():
+                    self._clear()
+                    return None
+                loss += self.backward(micro, step_tokens)
+                on_micro(done + 1, len(micros))
+        except BaseException:
+            self._clear()  # whoever tries the step again must not find half of it
+            raise
         return StepResult(loss, self.update(learning_rate))
 
     def backward(self, micro: Micro, step_tokens: int) -> Tensor:
@@ -91,7 +95,8 @@ class Stepper:
         key = None
         if self.optimizer.needs_noise:
             number = noise_key(self.seed, self.optimizer.steps, _TOTALS_STREAM + self._micros)
-            key = torch.tensor(number, dtype=torch.int32, device=self.device)
+            # Filled on the device: a copy from the host would wait for it.
+            key = torch.full((), number, dtype=torch.int32, device=self.device)
         scale = self.loss_scale.value / step_tokens
         self._micros += 1
         loss = self.model.loss_sum(

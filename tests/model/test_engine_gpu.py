@@ -115,7 +115,7 @@ def test_a_head_no_kernel_takes_is_computed_in_the_open() -> None:
     kernel, times = fastest_kernel(2, 3, 32, 6, torch.float64, "cuda")
     assert (kernel, times) == ("open", {})
     chosen, times = fastest_kernel(4, 12, 1024, 64, torch.bfloat16, "cuda")
-    assert times[chosen] == min(times.values())
+    assert times[chosen] <= 1.05 * min(times.values())
 
 
 def batch(sequences: int = 4) -> tuple[Tensor, Tensor]:
@@ -198,6 +198,27 @@ def test_low_bit_follows_exact(storage: Storage, compiled: bool) -> None:
     assert ours[-1] == pytest.approx(exact[-1], abs=0.1)
 
 
+def test_the_update_waits_for_totals_on_their_way_home() -> None:
+    """Nothing between the backward pass and the update reads a number, which would wait for everything."""
+    shape = GPT2Shape(n_layer=6, n_head=8, n_embd=1024, vocab_size=1000, block_size=256, bias=False)
+    tokens = torch.randint(0, 1000, (2, 257), device="cuda")
+    ids = torch.zeros(2, dtype=torch.int64, device="cuda")
+    micro = Micro(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), ids)
+    weights = []
+    for place in ("none", "gradients"):
+        model = GPT2.initialised(shape, 3)
+        model.attention_kernel = "efficient"
+        storage = Storage(offload=place)
+        stepper = Stepper(model, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, storage=storage)
+        for _ in range(6):
+            stepper.backward(micro, 512)
+            stepper.update(1e-3)
+        weights.append({n: t.cpu().clone() for n, t in stepper.optimizer.export_weights().items()})
+        del model, stepper
+    for name, expected in weights[0].items():
+        assert relative(weights[1][name], expected) < 2e-3, name
+
+
 @pytest.mark.parametrize("storage", [
     Storage(), Storage("bf16", "int8"), Storage(offload="optimizer"), Storage("bf16", "int8", "gradients"),
 ], ids=str)  # fmt: skip
@@ -242,9 +263,9 @@ def test_offloaded_masters_are_not_on_the_card(monkeypatch: pytest.MonkeyPatch) 
 
 def test_large_host_buffers_are_pinned_exactly_and_given_back() -> None:
     for _ in range(3):  # the same addresses again and again
-        buffers = [host_empty(5_000_001, torch.float32, "cuda") for _ in range(2)]
+        buffers = [host_empty(20_000_001, torch.float32, "cuda") for _ in range(2)]
         assert all(buffer.is_pinned() for buffer in buffers)
-        on_card = torch.arange(5_000_001, device="cuda", dtype=torch.float32)
+        on_card = torch.arange(20_000_001, device="cuda", dtype=torch.float32)
         buffers[0].copy_(on_card, non_blocking=True)
         torch.cuda.synchronize()
         assert torch.equal(buffers[0], on_card.cpu())
@@ -264,7 +285,9 @@ def test_a_run_is_saved_and_goes_on_in_another_storage() -> None:
 def test_the_cap_holds() -> None:
     total = torch.cuda.mem_get_info()[1]
     try:
-        (note,) = cap_memory("cuda", 2.0, None)
+        allocator, (note,) = cap_memory("cuda", 2.0, None)
+        assert allocator is not None
+        assert 0 < allocator < 2 * 2**30
         assert "GiB of the card" in note
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(2 * 2**30, dtype=torch.uint8, device="cuda")

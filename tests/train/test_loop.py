@@ -24,6 +24,7 @@ from onecard.knobs import load_config
 from onecard.run.checkpoint import best_checkpoint, list_checkpoints
 from onecard.run.directory import load_run_config
 from onecard.run.metrics import read_metrics
+from onecard.train import engine as engine_module
 from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module
 from onecard.train.evaluate import Evaluation
@@ -304,6 +305,27 @@ def test_eval_only_evaluates_and_writes_nothing(workplace: Path, capsys: pytest.
     train(config("--max_iters=10"))
     trained = train(config("--eval_only", "--init_from=resume"))
     assert trained.values["val_loss"] < summary.values["val_loss"]
+
+
+def test_evaluating_takes_no_memory_for_training(workplace: Path) -> None:
+    train(config("--max_iters=10"))
+    run = open_run(config("--eval_only", "--init_from=resume", "--offload=optimizer", "--optim_states=int8"))
+    assert run.stepper is None
+    assert not run.model._totals
+    trained = train(config("--eval_only", "--init_from=resume"))
+    assert trained.values["val_loss"] == list(read_metrics(Path("out/metrics.jsonl")))[-1]["val_loss"]
+
+
+def test_running_out_before_the_first_step_is_told_like_later(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_much(*args: Any, **more: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(engine_module, "Stepper", too_much)
+    with pytest.raises(UserError, match="out of memory") as stopped:
+        train(config())
+    assert "--offload=optimizer" in stopped.value.hint
 
 
 def test_always_save_checkpoint_false_saves_improvements_and_the_end_only(
@@ -639,7 +661,8 @@ def test_out_of_memory_says_what_to_change(workplace: Path, monkeypatch: pytest.
     monkeypatch.setattr(Stepper, "backward", backward)
     with pytest.raises(UserError, match="out of memory") as stopped:
         train(config())
-    recompute, split, place, _ = stopped.value.hint.splitlines()
+    recompute, split, place, low_bit, _ = stopped.value.hint.splitlines()
+    assert "not the same training" in low_bit
     assert recompute.startswith("--recompute=block")
     assert split.startswith("--batch_size=2 --gradient_accumulation_steps=4")
     assert place.startswith("--offload=optimizer")

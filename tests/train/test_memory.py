@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
+from onecard.config import RunConfig
 from onecard.hardware.cpu import available_memory
 from onecard.hardware.machine import local_cpu
-from onecard.train.memory import cap_memory, use_expandable_segments
+from onecard.knobs import load_config
+from onecard.train.memory import cap_memory, out_of_memory, use_expandable_segments
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -29,8 +31,8 @@ def test_growing_segments_are_asked_for_and_a_users_own_setting_stays(
 
 
 def test_a_cap_is_about_a_card() -> None:
-    assert cap_memory("cpu", None, None) == []
-    (note,) = cap_memory("cpu", None, 1.0)
+    assert cap_memory("cpu", None, None) == (None, [])
+    _, (note,) = cap_memory("cpu", None, 1.0)
     assert "CPU" in note
 
 
@@ -40,3 +42,29 @@ def test_available_memory_is_less_than_there_is() -> None:
     assert available is not None
     assert total is not None
     assert 0 < available < total
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "advice"),
+    [
+        (4, 2, "--batch_size=2 --gradient_accumulation_steps=4"),
+        (5, 1, "--batch_size=1 --gradient_accumulation_steps=5"),
+        (12, 1, "--batch_size=6 --gradient_accumulation_steps=2"),
+        (1, 7, None),
+    ],
+)  # fmt: skip
+def test_advice_against_running_out_keeps_the_step_as_it_is(
+    batch: int, accumulation: int, advice: str | None
+) -> None:
+    config = load_config(
+        RunConfig, [f"--batch_size={batch}", f"--gradient_accumulation_steps={accumulation}"]
+    )
+    hint = out_of_memory(config).hint
+    assert (advice in hint) if advice else ("--batch_size" not in hint)
+
+
+def test_advice_goes_on_where_the_user_already_is() -> None:
+    config = load_config(RunConfig, ["--recompute=block", "--offload=optimizer", "--batch_size=1"])
+    assert [line.split()[0] for line in out_of_memory(config).hint.splitlines()] == [
+        "--offload=gradients", "--master_weights=bf16", "a",
+    ]  # fmt: skip

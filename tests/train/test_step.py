@@ -173,3 +173,25 @@ def test_a_gradient_that_overflows_is_left_out_and_the_next_one_is_right() -> No
     assert scaled.update(1e-3).item() == pytest.approx(plain.update(1e-3).item(), rel=1e-5)
     for name, weights in plain.optimizer.export_weights().items():
         torch.testing.assert_close(scaled.optimizer.export_weights()[name], weights, atol=1e-6, rtol=1e-5)
+
+
+def test_a_step_that_failed_midway_can_be_tried_again() -> None:
+    sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
+    stepper, undisturbed = make_stepper(), make_stepper()
+
+    def fail(done: int, total: int) -> None:
+        if done == 2:
+            raise torch.OutOfMemoryError("not enough")
+
+    with (
+        Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=4) as batches,
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        stepper.run(batches.next_step().micros, 1e-3, on_micro=fail)
+    norms = []
+    for each in (stepper, undisturbed):
+        with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=4) as batches:
+            result = each.run(batches.next_step().micros, 1e-3)
+        assert result is not None
+        norms.append(result.grad_norm.item())
+    assert norms[0] == norms[1]

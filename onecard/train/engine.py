@@ -1,0 +1,120 @@
+"""From a model on the CPU to one that trains on its device: memory capped and checked, kernels chosen."""
+
+from __future__ import annotations
+
+import torch
+
+from onecard.config import RunConfig
+from onecard.errors import UserError
+from onecard.hardware.machine import local_cpu
+from onecard.model.attention import fastest_kernel
+from onecard.model.compiling import compile_problem
+from onecard.model.gpt2 import GPT2
+from onecard.model.precision import card_has_bf16, torch_dtype
+from onecard.optim.adamw import Storage, card_bytes
+from onecard.shapes import GPT2Shape
+from onecard.train.memory import cap_memory
+from onecard.train.step import Stepper
+
+
+def storage_of(config: RunConfig) -> Storage:
+    return Storage(config.master_weights or "fp32", config.optim_states or "fp32", config.offload or "none")
+
+
+def choose_kernel(shape: GPT2Shape, config: RunConfig, device: str, dtype: str) -> str:
+    """By measuring; the libraries it needs are loaded then, and count as what CUDA itself takes."""
+    sizes = (config.batch_size, shape.n_head, shape.block_size, shape.head_dim)
+    return fastest_kernel(*sizes, torch_dtype(dtype), device)[0]
+
+
+def make_room(shape: GPT2Shape, config: RunConfig, device: str, dtype: str) -> list[str]:
+    """Cap what tensors may take, and refuse what cannot fit before it is built. Notes for the user."""
+    allocator, notes = cap_memory(device, config.vram_limit, config.vram_reserve)
+    _check_memory(shape, config, device, dtype, allocator)
+    _check_dropout(shape, config)
+    return notes
+
+
+def build_stepper(
+    model: GPT2, config: RunConfig, device: str, dtype: str, notes: list[str]
+) -> Stepper | None:
+    """Put the model on its device, compiled where that works; None where it is only to be evaluated."""
+    model.recompute = config.recompute or "none"
+    model.loss_chunk = config.loss_chunk or model.loss_chunk
+    storage = storage_of(config)
+    problem = _no_compiling(device, storage) if config.compile else None
+    if problem is not None:
+        notes.append(f"running without torch.compile, it does not work here: {problem}")
+    compiled = config.compile and problem is None
+    stepper = None
+    if config.eval_only:
+        _only_weights(model, device, torch_dtype(dtype))
+    else:
+        stepper = Stepper(
+            model,
+            device=device,
+            dtype=dtype,
+            dropout=config.dropout,
+            grad_clip=config.grad_clip,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            storage=storage,
+            seed=config.seed,
+            compiled=compiled,
+        )
+    if compiled:
+        model.compile_parts()
+    return stepper
+
+
+def _no_compiling(device: str, storage: Storage) -> str | None:
+    """Why not to compile, or None."""
+    if storage.master_weights == "bf16" and device.startswith("cuda") and not card_has_bf16(device):
+        return "this card has no bfloat16, in which the masters are kept"
+    return compile_problem(device)
+
+
+def _only_weights(model: GPT2, device: str, compute: torch.dtype) -> None:
+    """As the optimizer would have it compute: matrices in the compute dtype, norms and biases in full."""
+    full = torch.promote_types(compute, torch.float32)
+    model.use_weights(
+        {name: p.to(device, compute if p.dim() >= 2 else full) for name, p in model.named_parameters()}
+    )
+
+
+def _check_memory(
+    shape: GPT2Shape, config: RunConfig, device: str, dtype: str, allocator: float | None
+) -> None:
+    """What no activation can make smaller must fit, or nothing will."""
+    storage, compute, training = storage_of(config), torch_dtype(dtype), not config.eval_only
+    needed = (
+        card_bytes(shape.parameters, storage, compute) if training else shape.parameters * compute.itemsize
+    )
+    if allocator is not None:
+        have, where = allocator, "vram_limit and vram_reserve leave"
+    elif device.startswith("cuda"):
+        have, where = torch.cuda.mem_get_info(device)[0], "the card has free"
+    else:
+        have, where = local_cpu().memory_bytes or needed, "this machine has"
+    if needed > have:
+        parts = "weights, gradients and AdamW's moments" if training else "the weights"
+        smaller = [] if not training or storage.offload != "none" else ["--offload=optimizer"]
+        if training and not storage.low_bit:
+            smaller.append("--master_weights=bf16 --optim_states=int8 (low-bit)")
+        smaller.append("a smaller n_layer or n_embd")
+        raise UserError(
+            f"a model of {shape.parameters / 1e6:,.0f}M parameters cannot be "
+            f"{'trained' if training else 'evaluated'} here",
+            f"{parts} alone take {needed / 2**30:,.1f} GiB; {where} {have / 2**30:,.1f} GiB",
+            "needs less: " + ", or ".join(smaller),
+        )
+
+
+def _check_dropout(shape: GPT2Shape, config: RunConfig) -> None:
+    """Masks count attention weights in 32 bits."""
+    if config.dropout and shape.n_head * config.block_size**2 >= 2**31:
+        raise UserError(
+            f"dropout does not reach block_size {config.block_size} with {shape.n_head} heads",
+            "its masks number at most 2^31 attention weights a sequence",
+            "--dropout=0",
+        )
