@@ -120,10 +120,15 @@ def test_figures_in_the_readme_are_those_of_the_results() -> None:
     results = ROOT / "benchmarks" / "results"
     parity = json.loads((results / "2026-11-15-parity-nanogpt-200-steps.json").read_text())
     assert f"{parity['largest_difference']:.1e}".replace("e-07", "e-7") in README
-    table = json.loads((results / "2026-11-15-memory-speed-first-table-h200.json").read_text())
-    for row in table["summary"]:
+    table = json.loads((results / "2026-11-15-memory-speed-table-h200.json").read_text())
+    for row in (r for r in table["summary"] if r["suite"] == "table" and r["label"] != "plain"):
         speed = "1" if row["label"] == "nanogpt" else f"{row['speed_ratio']:.2f}"
         assert f"| {row['peak_allocated_gib']:.2f} GiB | {speed} |" in README, row["label"]
+    (narrow,) = (r for r in table["summary"] if r["suite"] == "notes" and "onecard" in r["label"])
+    assert f"{narrow['peak_allocated_gib']:.2f} GiB instead of 9.88 at {narrow['speed_ratio']:.2f}" in README
+    recipe = json.loads((results / "2026-11-15-recipe-124m-h200.json").read_text())
+    for row in recipe["rows"]:
+        assert f"{row['contender']} {row['val_loss']:.3f}" in README
     large = json.loads((results / "2026-11-15-memory-speed-large-h200.json").read_text())
     for row in large["summary"]:
         pinned = f"{row['host_pinned_gib']:.1f} GiB " if row["host_pinned_gib"] else ""
