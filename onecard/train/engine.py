@@ -46,6 +46,10 @@ def build_stepper(
     if problem is not None:
         notes.append(f"running without torch.compile, it does not work here: {problem}")
     compiled = config.compile and problem is None
+    graphs = config.cuda_graphs and device.startswith("cuda") and storage.offload != "gradients"
+    if config.cuda_graphs and not graphs:
+        why = "needs a CUDA card" if not device.startswith("cuda") else "cannot follow totals to the host"
+        notes.append(f"cuda_graphs is not used: recording a micro-batch {why}")
     stepper = None
     if config.eval_only:
         _only_weights(model, device, torch_dtype(dtype))
@@ -61,6 +65,7 @@ def build_stepper(
             storage=storage,
             seed=config.seed,
             compiled=compiled,
+            graphs=graphs,
         )
     if compiled:
         model.compile_parts()

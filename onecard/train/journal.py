@@ -74,6 +74,11 @@ class Journal:
             dtype=run.dtype, began=run.began, onecard=__version__, torch=torch.__version__, notes=run.notes,
         )  # fmt: skip
 
+    def tell(self, notes: list[str]) -> None:
+        for note in notes:
+            self.display.say(f"note: {note}", "yellow")
+            self.recorder.event("note", step=self.run.position.step, text=note)
+
     def worked(self, seconds: float, steps: int = 0) -> None:
         """Time spent training, and the steps taken in it."""
         self._unlogged_seconds += seconds

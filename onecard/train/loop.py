@@ -121,6 +121,7 @@ class Training:
         self.journal.worked(time.perf_counter() - began, steps=1)
         if step % self.config.log_interval == 0 or step + 1 == self.config.max_iters:
             self._settle()
+            self.journal.tell(self.stepper.news())
             self.journal.stepped(step, float(result.loss), float(result.grad_norm), rate)
             self._glanced = time.perf_counter()
         elif self.journal.display.watched and time.perf_counter() - self._glanced > GLANCE_SECONDS:
@@ -159,6 +160,7 @@ class Training:
         """Losses on the fixed blocks, and a checkpoint if it is worth one."""
         self._settle()
         step, position = self.position.step, self.position
+        self.stepper.release()
         found = evaluate_both(self.run, self.journal.display.inside, self.stop)
         if found is None:
             return  # interrupted; the loop sees it too

@@ -16,6 +16,7 @@ from onecard.model.precision import torch_dtype
 from onecard.model.rounding import noise_key
 from onecard.optim.adamw import AdamW, Storage
 from onecard.run.checkpoint import TrainingState
+from onecard.train.replay import Replay
 
 # Rounding of bf16 totals draws from a stream of its own, apart from the update's.
 _TOTALS_STREAM = 1
@@ -45,6 +46,7 @@ class Stepper:
         storage: Storage = Storage(),  # noqa: B008 - immutable
         seed: int = 0,
         compiled: bool = False,
+        graphs: bool = False,
     ) -> None:
         self.model = model
         self.device, self.dtype = device, dtype
@@ -64,6 +66,7 @@ class Stepper:
         model.use_totals(self.optimizer.totals, self.optimizer.layer_totals)
         self.loss_scale = LossScale(enabled=dtype == "float16")
         self._micros = 0  # of the step in progress: numbers the noise of bf16 totals
+        self.replay = Replay(self._loss_of) if graphs else None
         self.updating = False  # weights and moments are between two steps, not to be saved
 
     def run(
@@ -91,19 +94,30 @@ class Stepper:
 
     def backward(self, micro: Micro, step_tokens: int) -> Tensor:
         """Add this micro-batch's share of the step's gradient; return its share of the loss."""
-        dropout = DropoutKeys(dropout_keys(micro.ids), self.dropout) if self.dropout else None
-        key = None
-        if self.optimizer.needs_noise:
-            number = noise_key(self.seed, self.optimizer.steps, _TOTALS_STREAM + self._micros)
-            # Filled on the device: a copy from the host would wait for it.
-            key = torch.full((), number, dtype=torch.int32, device=self.device)
+        # Filled on the device: a copy from the host would wait for it.
+        number = noise_key(self.seed, self.optimizer.steps, _TOTALS_STREAM + self._micros)
+        key = torch.full((), number, dtype=torch.int32, device=self.device)
         scale = self.loss_scale.value / step_tokens
+        scale_0 = torch.full((), scale, dtype=self._accurate, device=self.device)
         self._micros += 1
-        loss = self.model.loss_sum(
-            micro.x, micro.y, dropout, noise_key=key,
-            scale=torch.full((), scale, dtype=self._accurate, device=self.device),
-        )  # fmt: skip
-        return loss / step_tokens
+        return (self.replay or self._loss_of)(micro.x, micro.y, micro.ids, scale_0, key) / step_tokens
+
+    def _loss_of(self, x_BT: Tensor, y_BT: Tensor, ids_B: Tensor, scale: Tensor, key: Tensor) -> Tensor:
+        dropout = DropoutKeys(dropout_keys(ids_B), self.dropout) if self.dropout else None
+        noise = key if self.optimizer.needs_noise else None
+        return self.model.loss_sum(x_BT, y_BT, dropout, scale=scale, noise_key=noise)
+
+    def news(self) -> list[str]:
+        """What the user should be told, once."""
+        if self.replay is None or self.replay.problem is None:
+            return []
+        problem, self.replay = self.replay.problem, None
+        return [f"micro-batches are not recorded as CUDA graphs, it does not work here: {problem}"]
+
+    def release(self) -> None:
+        """Make room for something else than training."""
+        if self.replay is not None:
+            self.replay.release()
 
     def update(self, learning_rate: float) -> Tensor:
         """Clip, step, clear. Returns the gradient norm before clipping."""

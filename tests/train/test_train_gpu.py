@@ -141,3 +141,39 @@ def test_a_whole_compiled_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Mon
     if peak_flops("cuda", "bfloat16"):
         assert all(0 < x["mfu"] < 1 for x in lines)
     assert [c.step for c in list_checkpoints(Path("halves/checkpoints"))] == [15, 30]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_replayed_micro_batches_are_the_launched_ones(
+    compiled: bool, dropout: float, full_fp32: None
+) -> None:
+    """Ragged micro-batches, a release in between (an evaluation), and memory given back."""
+
+    def losses(graphs: bool) -> list[float]:
+        model = GPT2.initialised(SHAPE, 3)
+        if compiled:
+            model.compile_parts()
+        stepper = Stepper(
+            model, device="cuda", dtype="float32", dropout=dropout, grad_clip=1.0, compiled=compiled,
+            graphs=graphs,
+        )  # fmt: skip
+        sequences = Sequences(MemoryTokens(20_000), SHAPE.block_size, seed=7)
+        found = []
+        with Prefetcher(
+            sequences, sequences.start(), step_sequences=16, micro_batch=6, device="cuda"
+        ) as batches:
+            for step in range(8):
+                result = stepper.run(batches.next_step().micros, 1e-3)
+                assert result is not None
+                found.append(result.loss.item())
+                if graphs and step == 5:
+                    assert stepper.replay is not None
+                    assert stepper.replay.problem is None
+                    assert stepper.replay.held_bytes > 0
+                    reserved = torch.cuda.memory_reserved()
+                    stepper.release()
+                    assert torch.cuda.memory_reserved() < reserved
+        return found
+
+    assert losses(True) == pytest.approx(losses(False), rel=1e-5)

@@ -1,0 +1,146 @@
+"""Recording and replaying, with a recorder that a CPU has: the order of events is the same on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from conftest import MemoryTokens
+from torch import Tensor
+
+from onecard.data.batches import Sequences
+from onecard.data.prefetch import Prefetcher
+from onecard.model.gpt2 import GPT2
+from onecard.optim.adamw import Storage
+from onecard.shapes import GPT2Shape
+from onecard.train.replay import Replay
+from onecard.train.step import Stepper
+
+SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=16, bias=False)
+
+
+class Recorder:
+    """Computes on copies it made when it was recorded, as a CUDA graph does."""
+
+    made: list[Recorder] = []  # noqa: RUF012 - cleared by the fixture
+    held_bytes = 100
+
+    def __init__(self, compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+        self._compute, self._inputs = compute, [torch.zeros_like(t) for t in inputs]
+        self.plays = 0
+        Recorder.made.append(self)
+
+    def play(self, inputs: Sequence[Tensor]) -> Tensor:
+        for ours, given in zip(self._inputs, inputs, strict=True):
+            ours.copy_(given)
+        self.plays += 1
+        return self._compute(*self._inputs)
+
+
+@pytest.fixture(autouse=True)
+def no_recordings() -> None:
+    Recorder.made.clear()
+
+
+def test_the_first_passes_are_plain_and_the_rest_replayed() -> None:
+    calls = []
+
+    def twice(x: Tensor) -> Tensor:
+        calls.append(x)
+        return 2 * x
+
+    replay = Replay(twice, Recorder)
+    for number in range(6):
+        assert replay(torch.tensor(float(number))).item() == 2 * number
+    (recording,) = Recorder.made
+    assert recording.plays == 4
+    assert replay.held_bytes == 100
+    replay.release()
+    assert replay.held_bytes == 0
+    assert replay(torch.tensor(7.0)).item() == 14.0
+    assert len(Recorder.made) == 2, "recorded again at once"
+
+
+def test_another_shape_gets_the_room_while_it_is_plain() -> None:
+    held = []
+
+    def total(x: Tensor) -> Tensor:
+        held.append(replay.held_bytes)
+        return x.sum()
+
+    replay = Replay(total, Recorder)
+    long, short = torch.ones(4), torch.ones(3)
+    for _ in range(4):
+        assert [replay(t).item() for t in (long, long, long, short)] == [4.0, 4.0, 4.0, 3.0]
+    # Plain passes: two of each shape; nothing was held during them.
+    assert held.count(0) == 4
+    assert replay.held_bytes == 200, "in the end both shapes are recorded"
+
+
+def test_a_recorder_that_fails_is_told_of_and_not_tried_again() -> None:
+    tried = 0
+
+    def failing(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
+        nonlocal tried
+        tried += 1
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    replay = Replay(lambda x: x + 1, failing)
+    assert [replay(torch.tensor(n)).item() for n in range(6)] == [1, 2, 3, 4, 5, 6]
+    assert tried == 1
+    assert replay.problem == "operation not permitted"
+
+
+def test_running_out_of_memory_while_recording_is_not_hidden() -> None:
+    def full(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    replay = Replay(lambda x: x + 1, full)
+    replay(torch.tensor(0))
+    replay(torch.tensor(1))
+    with pytest.raises(torch.OutOfMemoryError):
+        replay(torch.tensor(2))
+    assert replay.problem is None
+
+
+@pytest.mark.parametrize("storage", [Storage(), Storage("bf16", "int8")])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_steps_are_the_same_replayed(storage: Storage, dropout: float) -> None:
+    """Everything that differs between micro-batches goes through the inputs: tokens, masks, noise, scale."""
+
+    def weights(graphs: bool) -> dict[str, Tensor]:
+        stepper = Stepper(
+            GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=dropout, grad_clip=1.0,
+            storage=storage, seed=3,
+        )  # fmt: skip
+        if graphs:
+            stepper.replay = Replay(stepper._loss_of, Recorder)
+        sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
+        with Prefetcher(sequences, sequences.start(), step_sequences=11, micro_batch=4) as batches:
+            for _ in range(4):
+                stepper.run(batches.next_step().micros, 1e-2)
+        return {n: t.clone() for n, t in stepper.optimizer.export_weights().items()}
+
+    plain, replayed = weights(False), weights(True)
+    assert sum(r.plays for r in Recorder.made) >= 4
+    assert all(torch.equal(plain[n], replayed[n]) for n in plain)
+
+
+def test_a_stepper_tells_of_the_problem_once_and_goes_on() -> None:
+    def failing(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
+        raise RuntimeError("no")
+
+    stepper = Stepper(
+        GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0, seed=3
+    )
+    stepper.replay = Replay(stepper._loss_of, failing)
+    assert stepper.news() == []
+    sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
+    with Prefetcher(sequences, sequences.start(), step_sequences=12, micro_batch=4) as batches:
+        result = stepper.run(batches.next_step().micros, 1e-2)
+        assert result is not None
+        (told,) = stepper.news()
+        assert told.endswith("it does not work here: no")
+        assert stepper.news() == []
+        assert stepper.run(batches.next_step().micros, 1e-2) is not None
