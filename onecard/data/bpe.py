@@ -171,6 +171,9 @@ class BpeTokenizer(Tokenizer):
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self._bytes[token] if token < self.n_vocab else "\ufffd".encode() for token in ids)
 
+    def _text_lengths(self) -> list[int]:
+        return [len(token) for token in self._rank]
+
     def tokenizer_json(self) -> str:
         """This tokenizer as Hugging Face's tokenizer.json."""
         is_gpt2 = self._pretokens.is_gpt2

@@ -47,6 +47,17 @@ class Tokenizer(ABC):
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """UTF-8 of the ids; one that means nothing (a padded vocabulary's) becomes a replacement mark."""
 
+    @abstractmethod
+    def _text_lengths(self) -> list[int]:
+        """Bytes of UTF-8 that each id stands for, from 0 on; none for special tokens."""
+
+    def token_bytes(self, n_ids: int) -> NDArray[np.int64]:
+        """Bytes of text of each id below `n_ids`: 0 for special tokens and a padded vocabulary's ids."""
+        bytes_V = np.zeros(n_ids, np.int64)
+        lengths = self._text_lengths()[:n_ids]
+        bytes_V[: len(lengths)] = lengths
+        return bytes_V
+
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.encode_array(text).tolist()
         return ids
@@ -119,6 +130,9 @@ class ByteTokenizer(Tokenizer):
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self._bytes_of(token) for token in ids)
 
+    def _text_lengths(self) -> list[int]:
+        return [1] * 256
+
     @staticmethod
     def _bytes_of(token: int) -> bytes:
         if token < 256:
@@ -160,6 +174,9 @@ class CharTokenizer(Tokenizer):
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self._bytes[token] if token < self.n_vocab else "\ufffd".encode() for token in ids)
+
+    def _text_lengths(self) -> list[int]:
+        return [len(character) for character in self._bytes]
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "characters": self.characters}

@@ -30,6 +30,9 @@ from onecard.model.recompute import Layer, run_layer
 # Without cuDNN's: it builds a plan for every new length, and in decoding every length is new.
 _DECODING_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
+# Rows of loss_sums' second look: few, so that the uncompiled loss needs little memory beside the first.
+_APART_CHUNK = 128
+
 # Weights of a layer, or their totals: the architecture's own NamedTuple.
 Tensors = Any
 D = TypeVar("D", bound="Decoder")
@@ -280,6 +283,25 @@ class Decoder(nn.Module):
                 assert x_BTD.grad is not None
                 self._begin_backward(tokens_BT, x_BTD.grad, dropout)
         return loss.detach()
+
+    @torch.no_grad()
+    def loss_sums(self, tokens_BT: Tensor, targets_BT: Tensor, apart_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed loss of all targets, as loss_sum's, and that of the targets at `apart_R` of all B×T.
+
+        The layers run once; only the head sees the rows apart a second time.
+        """
+        x_ND, targets_N = self.hidden(tokens_BT).flatten(0, 1), targets_BT.flatten()
+        head_VD = self.lm_head.weight
+        total = linear_cross_entropy(
+            x_ND, head_VD, targets_N,
+            chunk=self.loss_chunk, options=self.loss_options, chunk_loss=self._parts.chunk_loss,
+        )  # fmt: skip
+        # Not the compiled loss: it would be compiled anew for every number of rows there is.
+        apart = linear_cross_entropy(
+            x_ND[apart_R], head_VD, targets_N[apart_R],
+            chunk=min(self.loss_chunk, _APART_CHUNK), options=self.loss_options,
+        )  # fmt: skip
+        return total, apart
 
     def _through_layers(self, x_BTD: Tensor, dropout: DropoutKeys | None, noise_key: Tensor | None) -> Tensor:
         """From the embedding to the normalised last hidden state."""

@@ -81,6 +81,11 @@ def evaluation_line(step: int, train_loss: float, val_loss: float) -> str:
     return f"step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"
 
 
+def bits_per_byte_line(step: int, val_bpb: float) -> str:
+    """nanochat's line."""
+    return f"Step {step:05d} | Validation bpb: {val_bpb:.6f}"
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines in order of step, superseded and half-written ones left out."""
     curves: dict[bool, dict[int, dict[str, Any]]] = {False: {}, True: {}}

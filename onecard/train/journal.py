@@ -16,7 +16,7 @@ from onecard import __version__
 from onecard.errors import UserError
 from onecard.generate.sample import sample_text
 from onecard.hardware.machine import peak_flops
-from onecard.run.metrics import Recorder, evaluation_line, iteration_line
+from onecard.run.metrics import Recorder, bits_per_byte_line, evaluation_line, iteration_line
 from onecard.train.evaluate import Evaluation
 from onecard.train.memory import peak_memory_gib
 from onecard.train.pace import Pace
@@ -120,20 +120,23 @@ class Journal:
         self.display.inside("", 1, 1)
 
     def evaluated(self, step: int, found: Evaluation, rate: float) -> None:
-        self.status.val_loss = found.val_loss
-        self.summary.evaluated(found.train_loss, found.val_loss)
+        self.status.val_loss, self.status.val_bpb = found.val_loss, found.val_bpb
+        self.summary.evaluated(found)
         self.display.evaluated(self.status, found.train_loss)
         self.recorder.log(evaluation_line(step, found.train_loss, found.val_loss))
+        if found.val_bpb is not None:
+            self.recorder.log(bits_per_byte_line(step, found.val_bpb))
         self.recorder.metrics(
-            step=step,
-            train_loss=found.train_loss,
-            val_loss=found.val_loss,
-            eval_seconds=round(found.seconds, 3),
-        )
+            step=step, train_loss=found.train_loss, val_loss=found.val_loss,
+            train_bpb=found.train_bpb, val_bpb=found.val_bpb, eval_seconds=round(found.seconds, 3),
+        )  # fmt: skip
         self.tracker.log(
             step,
-            {"train/loss": found.train_loss, "val/loss": found.val_loss, "lr": rate, "mfu": self.status.mfu},
-        )
+            {
+                "train/loss": found.train_loss, "val/loss": found.val_loss,
+                "train/bpb": found.train_bpb, "val/bpb": found.val_bpb, "lr": rate, "mfu": self.status.mfu,
+            },
+        )  # fmt: skip
         began = time.perf_counter()
         self._sample(step)
         # What the next evaluation will take: no compilation in it, but another sample.

@@ -171,7 +171,7 @@ class Training:
         if improved:
             position.best_val_loss = found.val_loss
         if position.first_val_loss is None:
-            position.first_val_loss = found.val_loss
+            position.first_val_loss, position.first_val_bpb = found.val_loss, found.val_bpb
         position.evaluated_step = step
         self.val_loss_of_step = (step, found.val_loss)
         self.journal.evaluated(step, found, learning_rate(step, self.config))
@@ -233,7 +233,7 @@ def _evaluate_only(run: Run) -> Summary:
             display.say(f"note: {note}", "yellow")
         found = evaluate_both(run, display.inside, stop)
         if found is not None:
-            status.val_loss = found.val_loss
-            summary.evaluated(found.train_loss, found.val_loss)
+            status.val_loss, status.val_bpb = found.val_loss, found.val_bpb
+            summary.evaluated(found)
             display.evaluated(status, found.train_loss)
         return summary.evaluated_only(interrupted=found is None)

@@ -29,6 +29,7 @@ class Position:
     seconds: float = 0.0  # spent training, over all sessions
     evaluated_step: int = -1
     first_val_loss: float | None = None
+    first_val_bpb: float | None = None
     eval_batch: int | None = None  # the batch size and token counts the evaluation sets were chosen by
     eval_lengths: dict[str, int] = field(default_factory=dict)
     data_mark: dict[str, Any] = field(default_factory=dict)  # the beginning of the training tokens
@@ -68,7 +69,8 @@ def position_of_checkpoint(
             return position
         notes.append("with another block_size or seed the data begins anew, in another order")
     # What was measured so far was measured on something else.
-    position.best_val_loss, position.first_val_loss, position.evaluated_step = None, None, -1
+    position.best_val_loss, position.evaluated_step = None, -1
+    position.first_val_loss, position.first_val_bpb = None, None
     done = position.data.sequences * before["block_size"] // config.block_size
     position.data = dataclasses.replace(sequences.start(), sequences=done)
     return position

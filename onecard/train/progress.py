@@ -21,6 +21,7 @@ class Status:
     last_step: int = 0
     loss: float | None = None
     val_loss: float | None = None
+    val_bpb: float | None = None
     learning_rate: float = 0.0
     tokens_per_second: float | None = None
     mfu: float | None = None
@@ -38,6 +39,12 @@ class Status:
             f"mem {self.memory_gib:.2f} GiB" if self.memory_gib is not None else "",
         ]
         return "  ".join(p for p in parts if p)
+
+    def evaluation(self, train_loss: float) -> str:
+        """nanoGPT's line, and bits per byte where they are known."""
+        assert self.val_loss is not None
+        line = evaluation_line(self.step, train_loss, self.val_loss)
+        return line if self.val_bpb is None else f"{line}, val bpb {self.val_bpb:.4f}"
 
     def eta(self) -> str:
         return "eta " + duration(self.seconds_left) if self.seconds_left is not None else "eta ..."
@@ -87,8 +94,7 @@ class PlainDisplay:
         self.say(f"{line}{speed}, lr {status.learning_rate:.2e}, {status.eta()}")
 
     def evaluated(self, status: Status, train_loss: float) -> None:
-        assert status.val_loss is not None
-        self.say(evaluation_line(status.step, train_loss, status.val_loss))
+        self.say(status.evaluation(train_loss))
 
     def inside(self, what: str, done: int, total: int) -> None:
         if time.monotonic() - self._last_line > self.INSIDE_SECONDS:
@@ -126,9 +132,8 @@ class TerminalDisplay:
         self._draw()
 
     def evaluated(self, status: Status, train_loss: float) -> None:
-        assert status.val_loss is not None
         self._inside = ""
-        self.say(evaluation_line(status.step, train_loss, status.val_loss), "bold")
+        self.say(status.evaluation(train_loss), "bold")
 
     def inside(self, what: str, done: int, total: int) -> None:
         self._inside = "" if done >= total else f"{what} {done}/{total}"

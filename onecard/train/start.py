@@ -26,6 +26,7 @@ from onecard.train.engine import build_stepper, choose_kernel, make_room
 from onecard.train.memory import use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
+from onecard.train.target_text import TargetText
 
 GPT2_PADDED_VOCAB = 50304
 
@@ -42,6 +43,7 @@ class Run:
     stepper: Stepper | None  # None where the model is only evaluated
     sequences: Sequences
     evaluation: dict[str, FixedBlocks]
+    text: dict[str, TargetText]  # by split; empty where nothing says which tokenizer wrote the data
     tokenizer: Tokenizer | None
     position: Position
     began: str  # from what: for the person, and the record
@@ -88,10 +90,15 @@ def open_run(config: RunConfig) -> Run:
     # Opened again: the run's own file is refreshed by the reading thread when an epoch ends.
     train_again = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
     evaluation = _evaluation_sets(config, position, {"train": train_again, "val": val_tokens}, notes)
-    tokenizer = _tokenizer_for_samples(data_dir, shape, config, notes)
+    text: dict[str, TargetText] = {}
+    tokenizer = load_tokenizer(data_dir)
+    if tokenizer is not None:
+        # Never of an assumed one: a sample in the wrong tokenizer is seen to be nonsense, bits per byte not.
+        text = {name: TargetText(tokenizer, blocks, shape.vocab_size) for name, blocks in evaluation.items()}
+    tokenizer = tokenizer or _assumed_tokenizer(data_dir, shape, config, notes)
     return Run(
-        config, directory, device, dtype, model, stepper, sequences, evaluation, tokenizer, position, began,
-        saved_step, source.damaged if source is not None else [], notes,
+        config, directory, device, dtype, model, stepper, sequences, evaluation, text, tokenizer, position,
+        began, saved_step, source.damaged if source is not None else [], notes,
     )  # fmt: skip
 
 
@@ -247,14 +254,11 @@ def _evaluation_sets(
     return sets
 
 
-def _tokenizer_for_samples(
+def _assumed_tokenizer(
     data_dir: Path, shape: GPT2Shape, config: RunConfig, notes: list[str]
 ) -> Tokenizer | None:
-    """The dataset's tokenizer; a bin without one is GPT-2's, as nanoGPT assumes."""
-    tokenizer = load_tokenizer(data_dir)
-    if tokenizer is not None or not config.sample_tokens:
-        return tokenizer
-    if read_meta(data_dir) is None and shape.vocab_size >= 50257:
+    """For samples: a bin that names no tokenizer is GPT-2's, as nanoGPT assumes."""
+    if config.sample_tokens and read_meta(data_dir) is None and shape.vocab_size >= 50257:
         try:
             return make_tokenizer("gpt2")
         except UserError as error:

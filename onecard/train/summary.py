@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onecard.data.bins import TokenFile, read_meta
+from onecard.data.bins import TokenFile
 from onecard.model.compiling import graphs_compiled
+from onecard.train.evaluate import Evaluation
 from onecard.train.pace import duration
+from onecard.train.target_text import count_targets
 
 if TYPE_CHECKING:
     from onecard.train.position import Position
@@ -27,8 +28,13 @@ class Summary:
         self.interrupted = False
         self.values: dict[str, Any] = {}
 
-    def evaluated(self, train_loss: float, val_loss: float) -> None:
-        self.values |= {"train_loss": train_loss, "val_loss": val_loss}
+    def evaluated(self, found: Evaluation) -> None:
+        self.values |= {
+            "train_loss": found.train_loss,
+            "val_loss": found.val_loss,
+            "train_bpb": found.train_bpb,
+            "val_bpb": found.val_bpb,
+        }
 
     def evaluated_only(self, *, interrupted: bool) -> Summary:
         self.interrupted = interrupted
@@ -55,6 +61,7 @@ class Summary:
             "continued": continued,
             "graphs_compiled": graphs_compiled(),
             "first_val_loss": position.first_val_loss,
+            "first_val_bpb": position.first_val_bpb,
             "best_val_loss": position.best_val_loss,
         }
         return self
@@ -91,22 +98,22 @@ class Summary:
 
     def _learned(self) -> list[str]:
         """Validation loss beside what simple guessing gets on the same tokens."""
-        val_loss = self.values["val_loss"]
-        first = self.values.get("first_val_loss")
-        frequency = self.unigram_loss()
+        values, vocab = self.values, self._run.model.shape.vocab_size
+        counts_V = count_targets(self._run.evaluation["val"], vocab)
+        alike_V = np.full(vocab, math.log(self._n_vocab()))
         rows = [
-            ("guessing every token alike", math.log(self._n_vocab())),
-            ("guessing by frequency alone", frequency),
-            ("this model, before training", first) if first is not None and "step" in self.values else None,
-            ("this model, now", val_loss),
+            ("guessing every token alike", *self._guessing(alike_V, counts_V)),
+            ("guessing by frequency alone", *self._guessing(self._unigram_nats(), counts_V)),
         ]
-        bytes_per_token = self._bytes_per_token()
-        unit = "nats per token"
-        lines = [f"validation loss in {unit}" + (" (bits per byte):" if bytes_per_token else ":")]
-        for row in rows:
-            if row is not None:
-                bits = f" ({row[1] / math.log(2) / bytes_per_token:.3f})" if bytes_per_token else ""
-                lines.append(f"  {row[0]:<28} {row[1]:7.4f}{bits}")
+        if values.get("first_val_loss") is not None and "step" in values:
+            rows.append(("this model, before training", values["first_val_loss"], values["first_val_bpb"]))
+        rows.append(("this model, now", values["val_loss"], values["val_bpb"]))
+        with_bits = values["val_bpb"] is not None
+        lines = ["validation loss in nats per token" + (" (bits per byte):" if with_bits else ":")]
+        for what, nats, bits in rows:
+            # A run from before bits per byte were recorded has none for its beginning.
+            shown = f" ({bits:.3f})" if with_bits and bits is not None else ""
+            lines.append(f"  {what:<28} {nats:7.4f}{shown}")
         return lines
 
     def _n_vocab(self) -> int:
@@ -114,21 +121,16 @@ class Summary:
         tokenizer = self._run.tokenizer
         return tokenizer.n_vocab if tokenizer is not None else self._run.model.shape.vocab_size
 
-    def unigram_loss(self) -> float:
-        """Cross-entropy of validation tokens under the training tokens' frequencies (add-one)."""
-        vocab = self._run.model.shape.vocab_size
-        train = _counts(self._run.sequences.tokens, vocab) + 1
-        val = np.zeros(vocab)
-        for tokens_BL in self._run.evaluation["val"].batches(64):
-            val += np.bincount(tokens_BL[:, 1:].ravel(), minlength=vocab)
-        return float(-(val / val.sum() * np.log(train / train.sum())).sum())
+    def _unigram_nats(self) -> np.ndarray:
+        """Surprise at each id under the training tokens' frequencies (add-one)."""
+        train_V = _counts(self._run.sequences.tokens, self._run.model.shape.vocab_size) + 1
+        return -np.log(train_V / train_V.sum())
 
-    def _bytes_per_token(self) -> float | None:
-        meta = read_meta(Path("data") / self._run.config.dataset)
-        try:
-            return float(meta["splits"]["val"]["bytes_per_token"]) if meta else None
-        except (KeyError, TypeError, ValueError):
-            return None
+    def _guessing(self, nats_V: np.ndarray, counts_V: np.ndarray) -> tuple[float, float | None]:
+        """Nats per token and bits per byte of so many targets of each id, at so many nats each."""
+        text = self._run.text.get("val")
+        bits = text.bits_per_byte(float(counts_V @ (nats_V * text.is_text_V))) if text is not None else None
+        return float(counts_V @ nats_V / counts_V.sum()), bits
 
 
 def _counts(tokens: Any, vocab: int) -> np.ndarray:

@@ -280,6 +280,28 @@ def test_lone_surrogates_do_not_crash(tokenizer: Tokenizer) -> None:
         assert tokenizer.decode(tokenizer.encode("a\ud83db")) == "a\ufffdb"
 
 
+@pytest.mark.parametrize("tokenizer", all_tokenizers(), ids=lambda tokenizer: tokenizer.name)
+def test_the_bytes_of_its_tokens_are_those_of_its_text(tokenizer: Tokenizer) -> None:
+    bytes_V = tokenizer.token_bytes(tokenizer.n_vocab + 47)
+    assert np.issubdtype(bytes_V.dtype, np.integer)
+    for token in range(tokenizer.n_vocab):
+        if token != tokenizer.eot:
+            assert bytes_V[token] == len(tokenizer.decode_bytes([token])) > 0
+    # Padding has no text, and end-of-text, which decodes to 13 bytes, is none.
+    assert not bytes_V[tokenizer.n_vocab :].any()
+    if tokenizer.eot is not None:
+        assert bytes_V[tokenizer.eot] == 0
+    assert np.array_equal(tokenizer.token_bytes(5), bytes_V[:5])  # a model smaller than its tokenizer
+
+
+def test_the_bytes_of_known_tokens(gpt2: Gpt2Tokenizer) -> None:
+    bytes_V = gpt2.token_bytes(50304)
+    assert bytes_V[[15496, 995, 50256, 50303]].tolist() == [5, 6, 0, 0]  # "Hello", " world", end, padding
+    assert CharTokenizer("aé你🙂").token_bytes(6).tolist() == [1, 2, 3, 4, 0, 0]
+    for text in TEXTS:
+        assert bytes_V[gpt2.encode(text)].sum() == len(text.encode())
+
+
 # ---------------------------------------------------------------- what a data folder says
 
 

@@ -64,6 +64,13 @@ def test_every_token_is_counted(trained: TrainedBpe) -> None:
     assert trained.bulk_note == ""
 
 
+def test_its_special_tokens_have_no_bytes_of_text(trained: TrainedBpe) -> None:
+    bytes_V = trained.token_bytes(N_VOCAB + 48)
+    assert bytes_V[: trained.eot].tolist() == [len(trained.decode_bytes([n])) for n in range(trained.eot)]
+    assert bytes_V[: trained.eot].min() == 1
+    assert not bytes_V[trained.eot :].any()
+
+
 def test_it_learns_the_language_of_its_text(trained: TrainedBpe) -> None:
     assert len(trained.encode("    def __init__(self, other):\n        return")) < 12
 
