@@ -123,6 +123,18 @@ def test_gradients_are_those_of_the_loss(
     assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+def test_the_loss_of_some_targets_apart_is_capped_like_all_of_it() -> None:
+    model = scattered(NanochatShape(2, 2, 16, 23, 8), torch.float64)
+    x_BT, y_BT = batch(model.shape)
+    logits_NV = model(x_BT).flatten(0, 1)
+    losses_N = torch.nn.functional.cross_entropy(logits_NV, y_BT.flatten(), reduction="none")
+    for apart in ([], [3], [0, 5, y_BT.numel() - 1]):
+        total, part = model.loss_sums(x_BT, y_BT, torch.tensor(apart, dtype=torch.int64))
+        assert total == model.loss_sum(x_BT, y_BT)
+        # forward() gives capped logits in float32.
+        assert part.item() == pytest.approx(losses_N[apart].sum().item(), rel=1e-6)
+
+
 @pytest.mark.parametrize(("recompute", "widths"), [("none", 10), ("mlp", 6), ("block", 1)])
 def test_it_keeps_what_gpt2_keeps(recompute: str, widths: int) -> None:
     model = scattered(SHAPE)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 
@@ -47,6 +48,20 @@ def test_a_pipe_gets_nanogpts_lines_with_more_behind_them(capsys: pytest.Capture
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("iter 119: loss 3.2100, time 500.00ms, mfu 41.20%, 12,345 tok/s")
     assert lines[1:] == ["step 120: train loss 3.1000, val loss 3.4000"]
+
+
+def test_bits_per_byte_stand_behind_the_losses_on_pipe_and_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = dataclasses.replace(FULL, val_bpb=1.23456)
+    line = "step 120: train loss 3.1000, val loss 3.4000, val bpb 1.2346"
+    with open_display(known) as display:
+        display.evaluated(known, 3.1)
+    assert capsys.readouterr().err == line + "\n"
+    terminal = open_terminal(monkeypatch)
+    with open_display(known) as display:
+        display.evaluated(known, 3.1)
+    assert line in terminal.getvalue()
 
 
 def test_a_long_step_shows_life_in_a_log(
