@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
 class GPT2Shape:
     """What determines the tensors of a GPT-2 as nanoGPT builds it (head tied to the embedding)."""
+
+    arch: ClassVar[str] = "gpt2"
 
     n_layer: int
     n_head: int
@@ -63,6 +65,8 @@ class NanochatShape:
     of its own behind a soft cap.
     """
 
+    arch: ClassVar[str] = "nanochat-2025"
+
     n_layer: int
     n_head: int
     n_embd: int
@@ -100,3 +104,6 @@ class NanochatShape:
         """6N + 12·L·H·Q·T as for GPT-2, N without the token embedding, which is looked up."""
         n = self.parameters - self.vocab_size * self.n_embd
         return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size
+
+
+SHAPES: dict[str, Any] = {shape.arch: shape for shape in (GPT2Shape, NanochatShape)}

@@ -39,6 +39,8 @@ class Shape(Protocol):
     """What every architecture's shape tells (onecard/shapes.py)."""
 
     @property
+    def arch(self) -> str: ...
+    @property
     def n_layer(self) -> int: ...
     @property
     def n_head(self) -> int: ...
@@ -164,6 +166,10 @@ class Decoder(nn.Module):
     @abstractmethod
     def _beside(self, first_position: int, length: int, dropout: DropoutKeys | None) -> list[Any]:
         """For every layer, what its functions take besides x."""
+
+    @abstractmethod
+    def use_block_size(self, block_size: int) -> None:
+        """Train and sample with sequences of another length than the weights came with."""
 
     @abstractmethod
     def _last_norm(self) -> Layer: ...

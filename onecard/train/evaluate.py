@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onecard.data.batches import FixedBlocks
-from onecard.model.gpt2 import GPT2
+from onecard.model.decoder import Decoder
 
 if TYPE_CHECKING:
     from onecard.train.start import Run
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def evaluate(
-    model: GPT2,
+    model: Decoder,
     blocks: FixedBlocks,
     *,
     micro_batch: int,

@@ -191,7 +191,7 @@ class Training:
         state = {
             "position": self.position.to_json(),
             "val_loss": evaluated[1] if evaluated is not None and evaluated[0] == step else None,
-            "arch": self.config.arch,
+            "arch": run.model.shape.arch,
             "shape": run.model.shape.to_json(),
             "dataset": self.config.dataset,
             "tokenizer": run.tokenizer.facts() if run.tokenizer else None,

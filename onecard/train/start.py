@@ -15,7 +15,8 @@ from onecard.data.bins import TokenFile, open_split, read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
-from onecard.model.gpt2 import GPT2
+from onecard.model.decoder import Decoder, Shape
+from onecard.model.family import model_class, with_block_size
 from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
 from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
@@ -38,7 +39,7 @@ class Run:
     directory: RunDirectory
     device: str
     dtype: str
-    model: GPT2
+    model: Decoder
     stepper: Stepper | None  # None where the model is only evaluated
     sequences: Sequences
     evaluation: dict[str, FixedBlocks]
@@ -75,7 +76,9 @@ def open_run(config: RunConfig) -> Run:
     val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size)
     sequences = Sequences(train_tokens, shape.block_size, config.seed)
 
-    model = GPT2.initialised(shape, config.seed) if source is None else _model_from(source, shape)
+    model = (
+        model_class(shape).initialised(shape, config.seed) if source is None else _model_from(source, shape)
+    )
     model.attention_kernel = kernel
     stepper = build_stepper(model, config, device, dtype, notes)
     position = first_position(sequences, train_tokens)
@@ -147,7 +150,7 @@ def _refuse_other_experiment(directory: RunDirectory, config: RunConfig) -> None
         )
 
 
-def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> GPT2Shape:
+def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
     if source is None:
         vocab_size = config.vocab_size or _vocabulary(Path("data") / config.dataset)
         return GPT2Shape(
@@ -160,13 +163,13 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> GPT2Sh
             notes.append(
                 f"{name} is {getattr(shape, name)} in the checkpoint; {getattr(config, name)} is not used"
             )
-    if config.block_size > shape.block_size:
+    if config.block_size > shape.block_size and isinstance(shape, GPT2Shape):
         raise UserError(
             f"block_size {config.block_size} is longer than the checkpoint's {shape.block_size}",
             "it has no position embeddings beyond that",
             f"--block_size={shape.block_size}",
         )
-    return dataclasses.replace(shape, block_size=config.block_size)
+    return with_block_size(shape, config.block_size)
 
 
 def _vocabulary(data_dir: Path) -> int:
@@ -178,10 +181,10 @@ def _vocabulary(data_dir: Path) -> int:
     return -(-tokenizer.n_vocab // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
 
 
-def _model_from(source: Source, shape: GPT2Shape) -> GPT2:
+def _model_from(source: Source, shape: Shape) -> Decoder:
     model = source.weights.build()
-    if shape.block_size < model.shape.block_size:
-        model.crop_block_size(shape.block_size)
+    if shape.block_size != model.shape.block_size:
+        model.use_block_size(shape.block_size)
     return model
 
 
@@ -248,7 +251,7 @@ def _evaluation_sets(
 
 
 def _tokenizer_for_samples(
-    data_dir: Path, shape: GPT2Shape, config: RunConfig, notes: list[str]
+    data_dir: Path, shape: Shape, config: RunConfig, notes: list[str]
 ) -> Tokenizer | None:
     """The dataset's tokenizer; a bin without one is GPT-2's, as nanoGPT assumes."""
     tokenizer = load_tokenizer(data_dir)

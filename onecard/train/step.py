@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from onecard.data.prefetch import Micro, StepMicros
+from onecard.model.decoder import Decoder
 from onecard.model.dropout import DropoutKeys
-from onecard.model.gpt2 import GPT2
 from onecard.model.precision import torch_dtype
 from onecard.model.rounding import noise_key
 from onecard.optim.adamw import AdamW, Storage
@@ -35,7 +35,7 @@ class Stepper:
 
     def __init__(
         self,
-        model: GPT2,
+        model: Decoder,
         *,
         device: str,
         dtype: str,
