@@ -57,6 +57,11 @@ class GPT2Shape:
         return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size
 
 
+def heads_for(width: int) -> int:
+    """Heads of 128 channels, or of as few more as divide the width into even numbers."""
+    return next((n for n in range(-(-width // 128), 0, -1) if width % (2 * n) == 0), 1)
+
+
 @dataclass(frozen=True)
 class NanochatShape:
     """What determines the tensors of nanochat's architecture of October 2025.
@@ -77,7 +82,7 @@ class NanochatShape:
     def of_depth(cls, depth: int, vocab_size: int, block_size: int) -> NanochatShape:
         """nanochat's one dial: 64 wide per layer, heads of 128."""
         width = 64 * depth
-        return cls(depth, max(1, -(-width // 128)), width, vocab_size, block_size)
+        return cls(depth, heads_for(width), width, vocab_size, block_size)
 
     @property
     def head_dim(self) -> int:

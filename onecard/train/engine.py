@@ -11,7 +11,8 @@ from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder, Shape
 from onecard.model.precision import card_has_bf16, torch_dtype
-from onecard.optim.adamw import Storage, card_bytes
+from onecard.optim.held import Storage, card_bytes
+from onecard.optim.recipe import rules_of
 from onecard.train.memory import cap_memory
 from onecard.train.step import Stepper
 
@@ -59,8 +60,7 @@ def build_stepper(
             dtype=dtype,
             dropout=config.dropout,
             grad_clip=config.grad_clip,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
+            rules=rules_of(config, model.shape),
             storage=storage,
             seed=config.seed,
             compiled=compiled,
@@ -89,8 +89,11 @@ def _only_weights(model: Decoder, device: str, compute: torch.dtype) -> None:
 def _check_memory(shape: Shape, config: RunConfig, device: str, dtype: str, allocator: float | None) -> None:
     """What no activation can make smaller must fit, or nothing will."""
     storage, compute, training = storage_of(config), torch_dtype(dtype), not config.eval_only
+    muon = _layer_parameters(shape) if config.by_muon else 0
     needed = (
-        card_bytes(shape.parameters, storage, compute) if training else shape.parameters * compute.itemsize
+        card_bytes(shape.parameters - muon, muon, storage, compute)
+        if training
+        else shape.parameters * compute.itemsize
     )
     if allocator is not None:
         have, where = allocator, "vram_limit and vram_reserve leave"
@@ -99,7 +102,7 @@ def _check_memory(shape: Shape, config: RunConfig, device: str, dtype: str, allo
     else:
         have, where = local_cpu().memory_bytes or needed, "this machine has"
     if needed > have:
-        parts = "weights, gradients and AdamW's moments" if training else "the weights"
+        parts = "weights, gradients and the optimizer's states" if training else "the weights"
         smaller = [] if not training or storage.offload != "none" else ["--offload=optimizer"]
         if training and not storage.low_bit:
             smaller.append("--master_weights=bf16 --optim_states=int8 (low-bit)")
@@ -110,6 +113,12 @@ def _check_memory(shape: Shape, config: RunConfig, device: str, dtype: str, allo
             f"{parts} alone take {needed / 2**30:,.1f} GiB; {where} {have / 2**30:,.1f} GiB",
             "needs less: " + ", or ".join(smaller),
         )
+
+
+def _layer_parameters(shape: Shape) -> int:
+    """Those of matrices inside layers, near enough."""
+    parts = shape.parameters_by_part()
+    return parts["attention"] + parts["mlp"]
 
 
 def _check_dropout(shape: Shape, config: RunConfig) -> None:

@@ -64,6 +64,8 @@ def open_run(config: RunConfig) -> Run:
         torch.cuda.set_device(device)
 
     source = _find_source(config, directory, notes)
+    if source is not None:
+        config = _of_its_architecture(config, source.weights.shape)
     if source is not None and not config.is_set("block_size"):
         longest = min(config.block_size, source.weights.shape.block_size)
         config = dataclasses.replace(config, block_size=longest).resolved()
@@ -150,12 +152,27 @@ def _refuse_other_experiment(directory: RunDirectory, config: RunConfig) -> None
         )
 
 
+def _of_its_architecture(config: RunConfig, shape: Shape) -> RunConfig:
+    """The checkpoint decides the architecture, and with it whose learning rates and schedule hold."""
+    arch, _, generation = shape.arch.partition("-")
+    number = int(generation) if generation else config.generation
+    if (arch, number) == (config.arch, config.generation):
+        return config
+    if config.is_set("arch") or config.is_set("depth") or config.is_set("generation"):
+        raise UserError(
+            f"init_from holds a model of architecture {shape.arch}",
+            f"the config asks for arch='{config.arch}'"
+            + (f", generation {config.generation}" if config.arch == "nanochat" else ""),
+            "leave out arch, depth and generation, or start from scratch",
+        )
+    return dataclasses.replace(config, arch=arch, generation=number).resolved()
+
+
 def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
     if source is None:
         vocab_size = config.vocab_size or _vocabulary(Path("data") / config.dataset)
-        return GPT2Shape(
-            config.n_layer, config.n_head, config.n_embd, vocab_size, config.block_size, config.bias
-        )
+        made: Shape = config.shape(vocab_size)
+        return made
     shape = source.weights.shape
     # As in nanoGPT, the checkpoint decides the architecture; what the user asked for instead is told.
     for name in ("n_layer", "n_head", "n_embd", "vocab_size", "bias"):
