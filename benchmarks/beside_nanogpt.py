@@ -33,6 +33,7 @@ def our_step(options: argparse.Namespace) -> Any:
     from onecard.data.prefetch import Micro
     from onecard.model.attention import fastest_kernel
     from onecard.model.gpt2 import GPT2
+    from onecard.optim.rules import Rates
     from onecard.train.step import Stepper
 
     torch.set_float32_matmul_precision("high")
@@ -50,7 +51,7 @@ def our_step(options: argparse.Namespace) -> Any:
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
         for _ in range(options.accumulation):
             stepper.backward(Micro(x, y, ids), options.accumulation * x.numel())
-        stepper.update(6e-4)
+        stepper.update(Rates(6e-4))
 
     return step
 

@@ -153,7 +153,8 @@ def onecard_step(case: Case) -> Step:
     from onecard.data.prefetch import Micro
     from onecard.model.attention import fastest_kernel
     from onecard.model.gpt2 import GPT2
-    from onecard.optim.adamw import Storage
+    from onecard.optim.held import Storage
+    from onecard.optim.rules import Rates
     from onecard.shapes import GPT2Shape
     from onecard.train.step import Stepper
 
@@ -177,7 +178,7 @@ def onecard_step(case: Case) -> Step:
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
         for _ in range(case.accumulation):
             stepper.backward(Micro(x, y, ids), case.accumulation * x.numel())
-        stepper.update(6e-4)
+        stepper.update(Rates(6e-4))
 
     step.replay = stepper.replay  # type: ignore[attr-defined]
     step.pinned_bytes = stepper.optimizer.host_bytes  # type: ignore[attr-defined]

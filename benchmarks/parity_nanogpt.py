@@ -32,7 +32,8 @@ from onecard.config import RunConfig
 from onecard.data.prefetch import Micro
 from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
-from onecard.optim.adamw import Storage
+from onecard.optim.held import Storage
+from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
 from onecard.shapes import GPT2Shape
@@ -115,8 +116,7 @@ def run_onecard(noted: dict[str, Any], config: RunConfig, way: tuple[str, int, s
         dtype="float32",
         dropout=0.0,
         grad_clip=config.grad_clip,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
+        rules=adamw_for_all((config.beta1, config.beta2), config.weight_decay),
         storage=Storage(offload=place),
     )
     losses = []
@@ -126,7 +126,7 @@ def run_onecard(noted: dict[str, Any], config: RunConfig, way: tuple[str, int, s
         for i in range(step * accumulation, (step + 1) * accumulation):
             micro = Micro(noted["x"][i], noted["y"][i], torch.zeros(config.batch_size, dtype=torch.int64))
             losses[-1] += stepper.backward(micro, config.tokens_per_step).item()
-        stepper.update(learning_rate(step, config))
+        stepper.update(Rates(learning_rate(step, config)))
     return losses
 
 

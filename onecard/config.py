@@ -11,9 +11,11 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from onecard import dial
 from onecard.config_file import shortened
 from onecard.errors import UserError
 from onecard.knobs import Config, knob, knobs
+from onecard.shapes import GPT2Shape, heads_for
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
@@ -26,7 +28,7 @@ class RunConfig(Config):
     # One knob a line, however long: this is a table.
     # --- what is written, and when
     out_dir: str = knob("str", "out", "folder of the run: checkpoints, metrics, samples, log", group="output", changes_result=False)
-    eval_interval: int = knob("int", 2000, "steps between evaluations (and checkpoints)", group="output", low=1, changes_result=False)
+    eval_interval: int = knob("int", 2000, "steps between evaluations (and checkpoints)", group="output", low=1, changes_result=False, alias="eval_every")
     log_interval: int = knob("int", 1, "steps between log lines", group="output", low=1, changes_result=False)
     eval_iters: int = knob("int", 200, "evaluate on eval_iters × batch_size fixed blocks of each split", group="output", low=1, changes_result=False)
     eval_only: bool = knob("bool", False, "evaluate once and stop", group="output", changes_result=False)
@@ -38,23 +40,32 @@ class RunConfig(Config):
     wandb_log: bool = knob("bool", False, "also log to Weights & Biases", group="wandb", changes_result=False)
     wandb_project: str = knob("str", "owt", "project name there", group="wandb", changes_result=False)
     wandb_run_name: str = knob("str", "gpt2", "run name there", group="wandb", changes_result=False)
+    run: str | None = knob("str", None, "nanochat's way to say both: a run name there, or dummy for none", group="wandb", changes_result=False)
     # --- data
     dataset: str = knob("str", "openwebtext", "name of a folder under data/", group="data")
     gradient_accumulation_steps: int = knob("int", 40, "micro-batches per step", group="data", low=1, high=2**24)
-    batch_size: int = knob("int", 12, "sequences per micro-batch", group="data", low=1, high=2**20)
-    block_size: int = knob("int", 1024, "tokens per sequence", group="data", low=1, high=2**20)
+    batch_size: int = knob("int", 12, "sequences per micro-batch", group="data", low=1, high=2**20, alias="device_batch_size")
+    block_size: int = knob("int", 1024, "tokens per sequence", group="data", low=1, high=2**20, alias="max_seq_len")
+    total_batch_size: int | None = knob("int", None, "tokens per step, instead of gradient_accumulation_steps", group="data", low=1)
     seed: int = knob("int", 1337, "seed of weights, data order and dropout", group="data", low=0, high=2**31 - 1)
     # --- model
-    arch: str = knob("str", "gpt2", "architecture", group="model", choices=("gpt2",))
+    arch: str = knob("str", "gpt2", "architecture: gpt2 or nanochat", group="model", choices=("gpt2", "nanochat"))
+    depth: int | None = knob("int", None, "nanochat's dial: layers, and with them width, heads, tokens, batch and learning rates", group="model", low=1, high=128)
+    generation: int = knob("int", 2026, "of nanochat: 2025 (October's, of d20 and d32) or 2026", group="model", low=2025, high=2026)
     n_layer: int = knob("int", 12, "layers", group="model", low=1, high=1024)
     n_head: int = knob("int", 12, "attention heads", group="model", low=1, high=1024)
     n_embd: int = knob("int", 768, "width of the residual stream", group="model", low=1, high=2**16)
     vocab_size: int | None = knob("int", None, "size of the embedding; auto: the dataset's, 50304 for GPT-2's", group="model", low=2, high=2**24)
     dropout: float = knob("float", 0.0, "dropout probability; 0 for pretraining", group="model", low=0.0, high=0.99)
     bias: bool = knob("bool", False, "biases in linear layers and layer norms", group="model")
-    # --- AdamW
-    learning_rate: float = knob("float", 6e-4, "highest learning rate", group="optimizer", low=0.0, high=100.0)
-    max_iters: int = knob("int", 600_000, "steps to train", group="optimizer", low=0)
+    # --- optimizer
+    optimizer: str | None = knob("str", None, "adamw, or muon for the matrices inside layers; auto: adamw for gpt2, muon for nanochat", group="optimizer", choices=("adamw", "muon"))
+    matrix_lr: float | None = knob("float", None, "Muon's learning rate", group="optimizer", low=0.0, high=100.0)
+    embedding_lr: float | None = knob("float", None, "nanochat's embedding, at width 768", group="optimizer", low=0.0, high=100.0)
+    unembedding_lr: float | None = knob("float", None, "nanochat's head, at width 768", group="optimizer", low=0.0, high=100.0)
+    scalar_lr: float | None = knob("float", None, "nanochat's scalars (2026)", group="optimizer", low=0.0, high=100.0)
+    learning_rate: float = knob("float", 6e-4, "highest learning rate of AdamW (gpt2)", group="optimizer", low=0.0, high=100.0)
+    max_iters: int = knob("int", 600_000, "steps to train", group="optimizer", low=0, alias="num_iterations")
     tokens: int | None = knob("tokens", None, "train for this many tokens (3.2B, 100M) instead of max_iters", group="optimizer", low=1)
     weight_decay: float = knob("float", 0.1, "decoupled weight decay of matrices and embeddings", group="optimizer", low=0.0, high=100.0)
     beta1: float = knob("float", 0.9, "AdamW's first-moment decay", group="optimizer", low=0.0, high=0.999999)
@@ -62,9 +73,11 @@ class RunConfig(Config):
     grad_clip: float = knob("float", 1.0, "clip the gradient norm here; 0 for never", group="optimizer", low=0.0)
     # --- learning-rate schedule
     decay_lr: bool = knob("bool", True, "warm up, then cosine down to min_lr", group="schedule")
-    warmup_iters: int = knob("int", 2000, "steps of linear warm-up", group="schedule", low=0)
+    warmup_iters: int = knob("int", 2000, "steps of linear warm-up", group="schedule", low=0, alias="warmup_steps")
     lr_decay_iters: int = knob("int", 600_000, "step at which min_lr is reached", group="schedule", low=1)
     min_lr: float = knob("float", 6e-5, "learning rate at the end of the decay", group="schedule", low=0.0, high=100.0)
+    warmdown_ratio: float | None = knob("float", None, "nanochat: the last part of the run, in which the learning rate falls", group="schedule", low=0.0, high=1.0)
+    final_lr_frac: float | None = knob("float", None, "nanochat: how much of it is left at the end", group="schedule", low=0.0, high=1.0)
     # --- where and how it computes
     backend: str = knob("str", "nccl", "accepted for nanoGPT's sake; unused on one card", group="system", changes_result=False)
     device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="system", changes_result=False)
@@ -76,7 +89,7 @@ class RunConfig(Config):
     loss_chunk: int | None = knob("int", None, "tokens whose logits exist at a time", group="memory", low=1, changes_result=False)
     offload: str | None = knob("str", None, "in host memory: none, optimizer (masters and moments) or gradients (these too)", group="memory", choices=("none", "optimizer", "gradients"), changes_result=False)
     master_weights: str | None = knob("str", None, "the weights that learn: fp32, or bf16 (low-bit, stochastic rounding)", group="memory", choices=("fp32", "bf16"))
-    optim_states: str | None = knob("str", None, "AdamW's moments: fp32, or int8 (low-bit)", group="memory", choices=("fp32", "int8"))
+    optim_states: str | None = knob("str", None, "AdamW's moments and Muon's momentum: fp32, int8 (low-bit) or bf16 (Muon's alone)", group="memory", choices=("fp32", "bf16", "int8"))
     vram_limit: float | None = knob("float", None, "GiB of the card this process may take in all", group="memory", low=0.1, high=10_000.0, changes_result=False)
     vram_reserve: float | None = knob("float", None, "GiB of the card to leave to others", group="memory", low=0.0, high=10_000.0, changes_result=False)
     # fmt: on
@@ -95,7 +108,26 @@ class RunConfig(Config):
         assert self.tokens is not None
         return -(-self.tokens // self.tokens_per_step)
 
+    @property
+    def by_muon(self) -> bool:
+        """Do the matrices inside layers learn by Muon?"""
+        return self.optimizer == "muon" or (self.optimizer is None and self.arch == "nanochat")
+
+    @property
+    def muon_lr(self) -> float:
+        """Before it is brought to the batch (optim/recipe.py)."""
+        return 0.02 if self.matrix_lr is None else self.matrix_lr
+
+    def shape(self, vocab_size: int) -> Any:
+        """What the model's tensors follow from (onecard/shapes.py)."""
+        if self.arch == "gpt2":
+            return GPT2Shape(self.n_layer, self.n_head, self.n_embd, vocab_size, self.block_size, self.bias)
+        made = dial.GENERATIONS[self.generation].shape
+        return made(self.n_layer, self.n_head, self.n_embd, vocab_size, self.block_size)
+
     def check(self) -> None:
+        self._check_arch()
+        self._check_batch()
         if self.n_embd % self.n_head:
             most = {f.name: f.metadata["high"] for f in knobs(type(self))}
             embd = _nearest(self.n_embd, most["n_embd"], lambda n: n % self.n_head == 0)
@@ -123,6 +155,53 @@ class RunConfig(Config):
         if self.fresh and self.init_from == "resume":
             raise UserError("fresh starts over and init_from='resume' continues", hint="keep one of them")
 
+    def _check_arch(self) -> None:
+        theirs = ("depth", "generation", "embedding_lr", "unembedding_lr", "scalar_lr", "warmdown_ratio",
+                  "final_lr_frac")  # fmt: skip
+        if self.arch == "gpt2":
+            usual = {f.name: f.default for f in knobs(type(self))}
+            for name in theirs:
+                if self.is_set(name) and getattr(self, name) != usual[name]:
+                    raise UserError(
+                        f"{name} belongs to arch='nanochat', and arch is 'gpt2' ({self.origins[name]})",
+                        hint="--arch=nanochat, or leave it out",
+                    )
+            return
+        if self.dropout:
+            raise UserError("nanochat has no dropout", f"dropout is {self.dropout:g}", "--dropout=0")
+        if self.bias:
+            raise UserError("nanochat has no biases", hint="--bias=False")
+        if self.optimizer == "adamw":
+            raise UserError(
+                "nanochat learns by Muon",
+                "its learning rates are tuned for it",
+                "--optimizer=muon, or --arch=gpt2",
+            )
+        if self.n_embd // self.n_head % 2:
+            raise UserError(
+                f"nanochat's heads need an even number of channels, not {self.n_embd // self.n_head}",
+                "rotary positions turn them in pairs",
+                f"--n_head={max(1, self.n_embd // 128)}",
+            )
+
+    def _check_batch(self) -> None:
+        if self.total_batch_size is None:
+            return
+        micro = self.batch_size * self.block_size
+        if self.total_batch_size % micro:
+            up = -(-self.total_batch_size // micro) * micro
+            raise UserError(
+                f"total_batch_size {self.total_batch_size:,} is no whole number of micro-batches",
+                f"one is batch_size {self.batch_size} × block_size {self.block_size} = {micro:,} tokens",
+                f"--total_batch_size={up}, or another batch_size",
+            )
+        if self.tokens_per_step != self.total_batch_size:
+            raise UserError(
+                "total_batch_size and gradient_accumulation_steps contradict each other",
+                f"{self.gradient_accumulation_steps} micro-batches of {micro:,} tokens are {self.tokens_per_step:,}",
+                "keep one of them",
+            )
+
     def _schedule_notes(self) -> tuple[str, ...]:
         """A schedule that ends far from the run is legal, and nearly always an oversight."""
         end, last, warmup = self.lr_decay_iters, self.max_iters, self.warmup_iters
@@ -141,6 +220,49 @@ class RunConfig(Config):
         )
 
     def resolved(self) -> RunConfig:
+        """What the user left open filled in: by the dial, by the batch asked for, by the horizon."""
+        config = self
+        if self.depth is not None and not self.is_set("arch"):
+            config = dataclasses.replace(config, arch="nanochat")
+        if config.run is not None:
+            wanted = config.run != "dummy"
+            names = {"wandb_run_name": config.run, "wandb_project": "nanochat"} if wanted else {}
+            config = config._with_defaults(wandb_log=wanted, **names)
+        if config.arch == "nanochat":
+            config = config._by_the_dial()
+        if config.total_batch_size is not None and not config.is_set("gradient_accumulation_steps"):
+            micros = max(1, config.total_batch_size // (config.batch_size * config.block_size))
+            config = dataclasses.replace(config, gradient_accumulation_steps=micros)
+        return config._with_horizon()
+
+    def _with_defaults(self, **values: Any) -> RunConfig:
+        """These values where the user has set none (or `auto`)."""
+        open_ones = {n: v for n, v in values.items() if not self.is_set(n) or getattr(self, n) is None}
+        return dataclasses.replace(self, **open_ones)
+
+    def _by_the_dial(self) -> RunConfig:
+        """nanochat's values for this depth. Its own tokenizer's vocabulary where none is named."""
+        depth = self.depth or (self.n_layer if self.is_set("n_layer") else 12)
+        this = dial.GENERATIONS[self.generation]
+        vocab = self.vocab_size or this.vocab_size
+        shape = this.shape.of_depth(depth, vocab, 2048)
+        config = self._with_defaults(
+            depth=depth, n_layer=shape.n_layer, n_embd=shape.n_embd, block_size=2048, batch_size=8,
+            matrix_lr=this.matrix_lr, embedding_lr=this.embedding_lr,
+            unembedding_lr=this.unembedding_lr, scalar_lr=this.scalar_lr, weight_decay=this.weight_decay,
+            warmup_iters=this.warmup_iters, warmdown_ratio=this.warmdown_ratio,
+            final_lr_frac=this.final_lr_frac, grad_clip=this.grad_clip, eval_interval=250,
+        )  # fmt: skip
+        config = config._with_defaults(n_head=heads_for(config.n_embd))
+        if not config.is_set("gradient_accumulation_steps"):
+            config = config._with_defaults(
+                total_batch_size=dial.tokens_per_step(self.generation, depth, vocab)
+            )
+        if not config.is_set("max_iters"):
+            config = config._with_defaults(tokens=dial.horizon(self.generation, depth, vocab))
+        return config
+
+    def _with_horizon(self) -> RunConfig:
         """A horizon in tokens becomes max_iters; an unset schedule follows it."""
         if self.tokens is None or (self.is_set("tokens") and self.is_set("max_iters")):
             return dataclasses.replace(self, notes=(*self.notes, *self._schedule_notes()))
@@ -149,7 +271,7 @@ class RunConfig(Config):
         if not self.is_set("lr_decay_iters"):
             changes["lr_decay_iters"] = max(steps, 1)
         decay = changes.get("lr_decay_iters", self.lr_decay_iters)
-        if not self.is_set("warmup_iters"):
+        if not self.is_set("warmup_iters") and self.arch == "gpt2":
             usual = type(self).warmup_iters  # not this object's: resolved once, it may be shorter already
             changes["warmup_iters"] = min(usual, decay // 10)
         return dataclasses.replace(self, **changes)

@@ -48,7 +48,7 @@ def knob(
 
     `changes_result=False` marks knobs that may differ between a run and its continuation without
     making it another experiment (logging, device, ...). `alias` is another project's name for the
-    knob, a switch whose two positions mean `alias_values`.
+    knob; with `alias_values` a switch whose two positions mean those.
     """
     if high is None and kind in ("int", "tokens"):
         high = MAX_INTEGER
@@ -161,6 +161,8 @@ def _own_name(assignment: Assignment, fields: Mapping[str, dataclasses.Field[Any
     """The same assignment with our knob's name and value, where it was given by another project's."""
     for name, field in fields.items():
         if assignment.name == field.metadata["alias"] != "":
+            if not field.metadata["alias_values"]:
+                return Assignment(name, assignment.value, assignment.origin)
             switch = _convert("bool", assignment.value)
             if switch is None:
                 raise UserError(

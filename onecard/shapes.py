@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
 class GPT2Shape:
     """What determines the tensors of a GPT-2 as nanoGPT builds it (head tied to the embedding)."""
+
+    arch: ClassVar[str] = "gpt2"
 
     n_layer: int
     n_head: int
@@ -55,6 +57,11 @@ class GPT2Shape:
         return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size
 
 
+def heads_for(width: int) -> int:
+    """Heads of 128 channels, or of as few more as divide the width into even numbers."""
+    return next((n for n in range(-(-width // 128), 0, -1) if width % (2 * n) == 0), 1)
+
+
 @dataclass(frozen=True)
 class NanochatShape:
     """What determines the tensors of nanochat's architecture of October 2025.
@@ -62,6 +69,8 @@ class NanochatShape:
     RMS norms without weights, rotary positions, normed queries and keys, ReLU squared, no biases, a head
     of its own behind a soft cap.
     """
+
+    arch: ClassVar[str] = "nanochat-2025"
 
     n_layer: int
     n_head: int
@@ -73,7 +82,7 @@ class NanochatShape:
     def of_depth(cls, depth: int, vocab_size: int, block_size: int) -> NanochatShape:
         """nanochat's one dial: 64 wide per layer, heads of 128."""
         width = 64 * depth
-        return cls(depth, max(1, -(-width // 128)), width, vocab_size, block_size)
+        return cls(depth, heads_for(width), width, vocab_size, block_size)
 
     @property
     def head_dim(self) -> int:
@@ -100,3 +109,6 @@ class NanochatShape:
         """6N + 12·L·H·Q·T as for GPT-2, N without the token embedding, which is looked up."""
         n = self.parameters - self.vocab_size * self.n_embd
         return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size
+
+
+SHAPES: dict[str, Any] = {shape.arch: shape for shape in (GPT2Shape, NanochatShape)}

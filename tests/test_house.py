@@ -19,15 +19,17 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top of the house to the bottom: a room may import its own modules and rooms above it.
 ROOMS = (
-    "errors", "files", "config_file", "knobs", "config", "shapes", "hardware", "plan", "data", "model",
-    "optim", "convert", "run", "generate", "train", "report", "doctor", "ui", "verbs", "cli",
+    "errors", "files", "config_file", "knobs", "shapes", "dial", "config", "hardware", "plan", "data",
+    "model", "optim", "convert", "run", "generate", "train", "report", "doctor", "ui", "verbs", "cli",
 )  # fmt: skip
 FREE = ("__init__", "__main__")
 
 MAX_LINES = 400
 MAX_LOOP_LINES = 300
 
-LIGHT_ROOMS = ("errors", "config_file", "knobs", "config", "shapes", "hardware", "plan", "verbs", "cli")
+LIGHT_ROOMS = (
+    "errors", "config_file", "knobs", "shapes", "dial", "config", "hardware", "plan", "verbs", "cli",
+)  # fmt: skip
 HEAVY = (
     "torch", "numpy", "pyarrow", "safetensors", "tiktoken", "fastokens", "rustbpe", "huggingface_hub",
     "transformers",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onecard.errors import UserError
-from onecard.model.gpt2 import GPT2
+from onecard.model.decoder import Decoder
 from onecard.model.layers import LayerCache
 
 # Probabilities become whole numbers of this unit: sums of integers are exact and the same on every
@@ -39,7 +39,7 @@ class Sampling:
 
 @torch.inference_mode()
 def generate(
-    model: GPT2,
+    model: Decoder,
     prompt: list[int],
     *,
     samples: int,
@@ -89,7 +89,7 @@ def generate(
 
 
 def _read_prompt(
-    model: GPT2, prompt_1T: Tensor, samples: int, capacity: int
+    model: Decoder, prompt_1T: Tensor, samples: int, capacity: int
 ) -> tuple[Tensor, list[LayerCache]]:
     """Logits after the prompt and a cache holding it, for all samples: read once, then copied."""
     if samples == 1:

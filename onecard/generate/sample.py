@@ -21,7 +21,7 @@ from onecard.config import SampleConfig
 from onecard.data.tokenizer import Tokenizer
 from onecard.errors import UserError
 from onecard.generate.decode import Sampling, generate
-from onecard.model.gpt2 import GPT2
+from onecard.model.decoder import Decoder
 from onecard.run.load import LoadedModel, load_for_sampling
 
 SEPARATOR = "---------------"
@@ -55,7 +55,7 @@ def sample_command(config: SampleConfig) -> int:
 
 
 def sample_text(
-    model: GPT2,
+    model: Decoder,
     tokenizer: Tokenizer,
     prompt_text: str,
     n_tokens: int,
@@ -116,7 +116,7 @@ def prompt_ids(tokenizer: Tokenizer, text: str, vocab_size: int) -> list[int]:
     return ids
 
 
-def samples_at_once(model: GPT2, config: SampleConfig, prompt_tokens: int) -> int:
+def samples_at_once(model: Decoder, config: SampleConfig, prompt_tokens: int) -> int:
     """How many samples fit into the memory that decoding may take: a quarter of what the card has free."""
     shape, weight = model.shape, model.lm_head.weight
     budget = torch.cuda.mem_get_info(weight.device)[0] // 4 if weight.is_cuda else _CPU_BUDGET
@@ -128,7 +128,7 @@ def samples_at_once(model: GPT2, config: SampleConfig, prompt_tokens: int) -> in
     return max(1, min(config.num_samples, budget // per_sample, _MOST_AT_ONCE))
 
 
-def _window_slides(model: GPT2, config: SampleConfig, prompt_tokens: int) -> bool:
+def _window_slides(model: Decoder, config: SampleConfig, prompt_tokens: int) -> bool:
     """Will a step see more tokens than the model has positions? The last token drawn is never read."""
     return prompt_tokens + config.max_new_tokens - 1 > model.shape.block_size
 

@@ -42,6 +42,8 @@ class Shape(Protocol):
     """What every architecture's shape tells (onecard/shapes.py)."""
 
     @property
+    def arch(self) -> str: ...
+    @property
     def n_layer(self) -> int: ...
     @property
     def n_head(self) -> int: ...
@@ -57,6 +59,7 @@ class Shape(Protocol):
     def parameters(self) -> int: ...
     @property
     def flops_per_token(self) -> int: ...
+    def parameters_by_part(self) -> dict[str, int]: ...
     def to_json(self) -> dict[str, Any]: ...
 
 
@@ -167,6 +170,10 @@ class Decoder(nn.Module):
     @abstractmethod
     def _beside(self, first_position: int, length: int, dropout: DropoutKeys | None) -> list[Any]:
         """For every layer, what its functions take besides x."""
+
+    @abstractmethod
+    def use_block_size(self, block_size: int) -> None:
+        """Train and sample with sequences of another length than the weights came with."""
 
     @abstractmethod
     def _last_norm(self) -> Layer: ...

@@ -149,7 +149,7 @@ class GPT2(Decoder):
     def _decode_layer(self, x_BTD: Tensor, weights: BlockTensors, beside: None, cache: LayerCache) -> Tensor:
         return block_decode(x_BTD, weights, self.spec, cache)
 
-    def crop_block_size(self, block_size: int) -> None:
+    def use_block_size(self, block_size: int) -> None:
         """Keep the first block_size positions only (a pretrained model on shorter sequences)."""
         assert block_size <= self.shape.block_size
         wpe = self.transformer.wpe

@@ -120,6 +120,11 @@ class Nanochat(Decoder):
         part = slice(first_position, first_position + length)
         return [Angles(self._angles.cos[part], self._angles.sin[part])] * self.shape.n_layer
 
+    def use_block_size(self, block_size: int) -> None:
+        """Rotary positions know no longest one."""
+        self.shape = NanochatShape(**{**self.shape.to_json(), "block_size": block_size})
+        self._angles = None
+
     def _last_norm(self) -> NormRun:
         return NormRun(self._parts, (), (), self.lm_head.weight.dtype)
 

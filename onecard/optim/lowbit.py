@@ -87,9 +87,9 @@ def adamw_chunk_(
     gradient = _in_blocks(grad).to(compute) * hyper.grad_scale.reciprocal()
     # Towards the new value rather than beta * old + (1 - beta) * new: 1 - 0.999 is off by 1e-5 in fp32,
     # and this way the average still settles where it should.
-    m = _decoded_blocks(exp_avg, compute)
+    m = decoded_blocks(exp_avg, compute)
     m = m + (gradient - m) * (1 - hyper.beta1)
-    v = _decoded_blocks(exp_avg_sq, compute)
+    v = decoded_blocks(exp_avg_sq, compute)
     v = v + (gradient * gradient - v) * (1 - hyper.beta2)
 
     denominator = v.sqrt() * hyper.bias_correction2.rsqrt() + hyper.eps
@@ -124,10 +124,11 @@ def encode_second(exp_avg_sq: Tensor, noise: Tensor | None = None) -> Int8State:
 
 def decode(state: Int8State) -> Tensor:
     """The (n,) fp32 moment behind either kind of state."""
-    return _decoded_blocks(state, torch.float32).view(-1)
+    return decoded_blocks(state, torch.float32).view(-1)
 
 
-def _decoded_blocks(moment: Tensor | Int8State, dtype: torch.dtype) -> Tensor:
+def decoded_blocks(moment: Tensor | Int8State, dtype: torch.dtype) -> Tensor:
+    """(n / BLOCK, BLOCK), whatever it is stored in."""
     if isinstance(moment, Tensor):
         return _in_blocks(moment).to(dtype)
     codes, scales = _in_blocks(moment.codes).float(), moment.scales[:, None]

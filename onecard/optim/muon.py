@@ -5,20 +5,23 @@ dominated by a few. The orthogonal factor comes from a polynomial in the matrix 
 matmuls in bf16; it need not be exact, and is not.
 
 One matrix (or the three of a packed projection) at a time: a whole model stacked by shape, as others do
-it, needs two more copies of its matrices for the duration of a step.
+it, needs two more copies of its matrices for the duration of a step. The room for the largest matrix is
+taken once, so that a step allocates nothing to speak of.
 
 Momentum may be fp32, bf16 or int8 in blocks; low-bit storage is rounded stochastically, as in lowbit.py.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from onecard.model.rounding import noise_bits, round_to_bf16
-from onecard.optim.lowbit import BLOCK, Int8State, decode, encode_first
+from onecard.optim.lowbit import BLOCK, Int8State, decoded_blocks, encode_first
 
 Momentum = Tensor | Int8State
 
@@ -34,8 +37,10 @@ ITERATIONS: dict[str, tuple[tuple[float, float, float], ...]] = {
         (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
     ),
 }
-# Polar Express diverges above one: room for the rounding of the norm in bf16.
-_CUSHION = {"newton-schulz": 1.0, "polar-express": 1.02}
+# Polar Express diverges above one: room for the rounding of the norm.
+_CUSHION = {"newton-schulz": 1.0, "polar-express": 1.01}
+# How slowly the scale of a neuron's updates is averaged (refined rule).
+_VARIANCE_BETA = 0.9
 
 
 class MuonHyper(NamedTuple):
@@ -47,82 +52,195 @@ class MuonHyper(NamedTuple):
     momentum: Tensor
 
 
-def orthogonalised(g_POI: Tensor, method: str = "polar-express") -> Tensor:
-    """Near the orthogonal factor of each (O, I) matrix, in bf16 (float64 stays, for tests)."""
-    x = g_POI if g_POI.dtype == torch.float64 else g_POI.bfloat16()
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x  # the products are then of the smaller side
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) * _CUSHION[method] + 1e-7)
-    for a, b, c in ITERATIONS[method]:
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.mT if tall else x
+class Matrix(NamedTuple):
+    """One parameter as Muon sees it: `parts` matrices of (rows, columns) one below the other."""
+
+    parts: int
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, name: str, shape: Size) -> Matrix:
+        """Queries, keys and values are packed in our models, and made orthogonal apart."""
+        parts = 3 if name.endswith("attn.c_attn.weight") else 1
+        return cls(parts, shape[0] // parts, shape[1])
+
+    @property
+    def elements(self) -> int:
+        return self.parts * self.rows * self.columns
+
+    @property
+    def side(self) -> int:
+        """The smaller one: products of the matrix with itself are this large."""
+        return min(self.rows, self.columns)
+
+    def variances(self) -> Size:
+        """One number a neuron: along the longer side, or the rows of a square."""
+        return Size(
+            (self.parts, self.rows, 1) if self.rows >= self.columns else (self.parts, 1, self.columns)
+        )
 
 
-def muon_matrix_(
-    grad_OI: Tensor,
-    master_OI: Tensor,
-    momentum: Momentum,
-    hyper: MuonHyper,
-    key: Tensor,
-    first: Tensor,
-    *,
-    parts: int = 1,
-    method: str = "polar-express",
-) -> None:
-    """One step on one matrix, in place.
+class Muon:
+    """Steps on single matrices, with room for the largest of them."""
 
-    `parts` matrices lie one below the other (queries, keys, values) and are made orthogonal apart.
-    `master` is fp32 or bf16, `momentum` a tensor like it or an Int8State over its padded elements. The
-    step is larger for tall matrices, by the root of rows over columns. `key` and `first` choose the
-    noise of low-bit storage, as in lowbit.adamw_chunk_.
+    def __init__(
+        self, matrices: Iterable[Matrix], device: str, dtype: torch.dtype, *, refined: bool, compiled: bool
+    ) -> None:
+        matrices = list(matrices)
+        # bf16 is enough; float64 stays, for tests.
+        work = torch.float64 if dtype == torch.float64 else torch.bfloat16
+        self.refined, self.method = refined, "polar-express" if refined else "newton-schulz"
+        longest = max(-(-m.elements // BLOCK) * BLOCK for m in matrices)
+        largest = max(m.parts * m.side**2 for m in matrices)
+        self._x, self._y = (torch.zeros(longest, dtype=work, device=device) for _ in range(2))
+        self._gram, self._poly = (torch.zeros(largest, dtype=work, device=device) for _ in range(2))
+        self._ahead: Callable[..., Any] = ahead_
+        self._apply: Callable[..., Any] = apply_
+        if compiled:
+            self._ahead, self._apply = (
+                torch.compile(f, dynamic=False, fullgraph=True) for f in (ahead_, apply_)
+            )
+
+    @property
+    def scratch_bytes(self) -> int:
+        return sum(t.nbytes for t in (self._x, self._y, self._gram, self._poly))
+
+    def step(
+        self,
+        matrix: Matrix,
+        grad: Tensor,
+        master: Tensor,
+        momentum: Momentum,
+        variance: Tensor | None,
+        hyper: MuonHyper,
+        key: Tensor,
+        first: Tensor,
+    ) -> None:
+        """One step, in place. Gradient, master and momentum are flat and padded to whole blocks.
+
+        `key` and `first` choose the noise of low-bit storage, as in lowbit.adamw_chunk_.
+        """
+        x = self._x[: len(grad)]
+        self._ahead(_in_blocks(grad), _blocks_of(momentum), _in_blocks(x), hyper, key, first)
+        size = (matrix.parts, matrix.rows, matrix.columns)
+        x_PRC, y_PRC = (flat[: matrix.elements].view(size) for flat in (self._x, self._y))
+        side = (matrix.parts, matrix.side, matrix.side)
+        gram, poly = (flat[: math.prod(side)].view(side) for flat in (self._gram, self._poly))
+        if self.refined:
+            equalise_rows_(x_PRC)
+        x_PRC = orthogonalise_(x_PRC, y_PRC, gram, poly, self.method)
+        scale = torch.ones((1, 1, 1), dtype=hyper.lr.dtype, device=x.device)
+        if self.refined:
+            assert variance is not None
+            scale = neuron_scale_(x_PRC, variance)
+        # A tall matrix moves further, by the root of rows over columns.
+        stretch = max(1.0, matrix.rows / matrix.columns) ** 0.5
+        master_PRC = master[: matrix.elements].view(size)
+        self._apply(master_PRC, x_PRC, scale, hyper, key, first, stretch=stretch, cautious=self.refined)
+
+
+def ahead_(grad: Tensor, momentum: Momentum, x: Tensor, hyper: MuonHyper, key: Tensor, first: Tensor) -> None:
+    """Move the average towards the gradient, and write where Nesterov would look from to x.
+
+    All in blocks, (n / BLOCK, BLOCK): the compiler then makes one kernel of it.
     """
-    compute = torch.promote_types(master_OI.dtype, torch.float32)
-    gradient_OI = grad_OI.to(compute) / hyper.grad_scale
-    before_OI = _read(momentum, master_OI.shape, compute)
-    average_OI = before_OI + (gradient_OI - before_OI) * (1 - hyper.momentum)
-    # Nesterov's: as if the average had already taken the step it is about to take.
-    ahead_OI = gradient_OI + (average_OI - gradient_OI) * hyper.momentum
-    rows, columns = master_OI.shape[0] // parts, master_OI.shape[1]
-    update_OI = orthogonalised(ahead_OI.view(parts, rows, columns), method).view(master_OI.shape).to(compute)
-    stretch = max(1.0, rows / columns) ** 0.5
-
-    weights_OI = master_OI.to(compute) * (1 - hyper.lr * hyper.weight_decay)
-    weights_OI = weights_OI - hyper.lr * stretch * update_OI
-    low_bit = master_OI.dtype == torch.bfloat16 or not _is_full(momentum)
-    noise = noise_bits(_padded(master_OI.numel()), key, first, master_OI.device) if low_bit else None
-    if master_OI.dtype == torch.bfloat16:
-        assert noise is not None
-        weights_OI = round_to_bf16(weights_OI, noise[: master_OI.numel()].view(master_OI.shape))
-    master_OI.copy_(weights_OI)
-    _write(momentum, average_OI, noise)
-
-
-def _is_full(momentum: Momentum) -> bool:
-    return isinstance(momentum, Tensor) and momentum.dtype != torch.bfloat16
-
-
-def _padded(count: int) -> int:
-    return -(-count // BLOCK) * BLOCK
-
-
-def _read(momentum: Momentum, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    compute = torch.promote_types(grad.dtype, torch.float32)
+    gradient = grad.to(compute) / hyper.grad_scale
+    before = decoded_blocks(momentum, compute)
+    average = before + (gradient - before) * (1 - hyper.momentum)
+    x.copy_(gradient + (average - gradient) * hyper.momentum)
     if isinstance(momentum, Int8State):
-        return decode(momentum)[: shape.numel()].view(shape).to(dtype)
-    return momentum.view(shape).to(dtype)
-
-
-def _write(momentum: Momentum, average_OI: Tensor, noise: Tensor | None) -> None:
-    count = average_OI.numel()
-    if isinstance(momentum, Int8State):
-        flat = torch.nn.functional.pad(average_OI.reshape(-1), (0, _padded(count) - count))
-        state = encode_first(flat, noise)
+        noise = noise_bits(grad.numel(), key, first, grad.device)
+        state = encode_first(average, noise)
         momentum.codes.copy_(state.codes.view_as(momentum.codes))
         momentum.scales.copy_(state.scales)
     elif momentum.dtype == torch.bfloat16:
-        assert noise is not None
         # The upper half of the noise: the lower one rounds the weight.
-        rounded = round_to_bf16(average_OI.reshape(-1), noise[:count] >> 16)
-        momentum.view(-1).copy_(rounded)
+        noise = noise_bits(grad.numel(), key, first, grad.device).view_as(average) >> 16
+        momentum.copy_(round_to_bf16(average, noise))
     else:
-        momentum.view(average_OI.shape).copy_(average_OI)
+        momentum.copy_(average)
+
+
+def apply_(
+    master_PRC: Tensor, x_PRC: Tensor, scale: Tensor, hyper: MuonHyper, key: Tensor, first: Tensor,
+    *, stretch: float, cautious: bool,
+) -> None:  # fmt: skip
+    """master -= lr × (stretch × scale × x + decay × master).
+
+    Cautious: decay only what the step makes smaller too, and that as much further as the step goes.
+    """
+    compute = torch.promote_types(master_PRC.dtype, torch.float32)
+    before, update = master_PRC.to(compute), x_PRC.to(compute) * (scale * stretch)
+    decayed = before * hyper.weight_decay
+    if cautious:
+        decayed = torch.where(update * before >= 0, decayed * stretch, 0.0)
+    weights = before - hyper.lr * (update + decayed)
+    if master_PRC.dtype == torch.bfloat16:
+        noise = noise_bits(master_PRC.numel(), key, first, master_PRC.device)
+        weights = round_to_bf16(weights, noise.view(master_PRC.shape))
+    master_PRC.copy_(weights)
+
+
+def orthogonalise_(
+    x_PRC: Tensor, y_PRC: Tensor, gram: Tensor, poly: Tensor, method: str = "polar-express"
+) -> Tensor:
+    """Near the orthogonal factor of each matrix in x; it ends up in x or y, whichever is returned."""
+    tall = x_PRC.shape[-2] > x_PRC.shape[-1]
+    norm = torch.linalg.vector_norm(x_PRC, dim=(-2, -1), keepdim=True, dtype=_wide(x_PRC))
+    x_PRC.div_(norm * _CUSHION[method] + 1e-7)
+    for a, b, c in ITERATIONS[method]:
+        # Of the smaller side; each line is one matmul, sums and factors included.
+        torch.bmm(*((x_PRC.mT, x_PRC) if tall else (x_PRC, x_PRC.mT)), out=gram)
+        torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=poly)
+        torch.baddbmm(x_PRC, *((x_PRC, poly) if tall else (poly, x_PRC)), beta=a, out=y_PRC)
+        x_PRC, y_PRC = y_PRC, x_PRC
+    return x_PRC
+
+
+def orthogonalised(g_PRC: Tensor, method: str = "polar-express") -> Tensor:
+    """The same without room prepared for it, and leaving its argument alone."""
+    x_PRC = g_PRC.clone() if g_PRC.dtype == torch.float64 else g_PRC.bfloat16()
+    side = min(x_PRC.shape[-2:])
+    gram, poly = (x_PRC.new_empty(len(x_PRC), side, side) for _ in range(2))
+    return orthogonalise_(x_PRC, torch.empty_like(x_PRC), gram, poly, method)
+
+
+def equalise_rows_(x_PRC: Tensor) -> None:
+    """Give all rows the same norm, their mean square unchanged (MuonEq, arXiv 2603.28254)."""
+    rows = torch.linalg.vector_norm(x_PRC, dim=-1, keepdim=True, dtype=_wide(x_PRC))
+    whole = torch.linalg.vector_norm(rows, dim=-2, keepdim=True)
+    x_PRC.mul_(whole / x_PRC.shape[-2] ** 0.5 / rows.clamp_min(1e-6))
+
+
+def neuron_scale_(x_PRC: Tensor, variance: Tensor) -> Tensor:
+    """Factors that even out how far neurons move (NorMuon, arXiv 2510.05491), the whole kept as far.
+
+    Also brings the norm to that of an exactly orthogonal matrix (Muon+, arXiv 2602.21545).
+    """
+    along = -1 if variance.shape[-1] == 1 else -2
+    norms = torch.linalg.vector_norm(x_PRC, dim=along, keepdim=True, dtype=_wide(x_PRC))
+    whole = torch.linalg.vector_norm(norms, dim=(-2, -1), keepdim=True).clamp_min(1e-6)
+    snap = min(x_PRC.shape[-2:]) ** 0.5 / whole
+    norms = norms * snap
+    mean_square = norms.square() / x_PRC.shape[along]
+    variance.lerp_(mean_square.to(variance.dtype), 1 - _VARIANCE_BETA)
+    step = variance.clamp_min(1e-10).rsqrt()
+    after = torch.linalg.vector_norm(norms * step, dim=(-2, -1), keepdim=True)
+    before = torch.linalg.vector_norm(norms, dim=(-2, -1), keepdim=True)
+    return snap * step * (before / after.clamp_min(1e-10))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _in_blocks(flat: Tensor) -> Tensor:
+    return flat.view(-1, BLOCK)
+
+
+def _blocks_of(momentum: Momentum) -> Momentum:
+    if isinstance(momentum, Int8State):
+        return Int8State(_in_blocks(momentum.codes), momentum.scales)
+    return _in_blocks(momentum)

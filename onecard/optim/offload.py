@@ -19,8 +19,6 @@ from onecard.errors import UserError
 from onecard.hardware.cpu import available_memory
 from onecard.optim.regions import Region, Slot
 
-# Long enough for the full speed of the bus, short enough that three are little memory.
-PIECE = 2**21
 _PLACES = 3
 # Smaller buffers may share pages with others, which cannot be registered twice; from 32 MiB on, the C
 # library gives every allocation pages of its own.
@@ -88,13 +86,17 @@ class Traveller:
 class Shuttle:
     """Carries pieces of several host buffers to the card and back, overlapping with the work on them."""
 
-    def __init__(self, travellers: Sequence[Traveller], size: int, device: str) -> None:
-        self.travellers, self.size, self.piece = tuple(travellers), size, min(PIECE, size)
+    def __init__(
+        self, travellers: Sequence[Traveller], spans: Sequence[tuple[int, int]], device: str
+    ) -> None:
+        """`spans`: first and count of the pieces, in the order of their journeys."""
+        self.travellers, self.spans = tuple(travellers), tuple(spans)
+        longest = max(count for _, count in spans)
         # On a CPU the same journeys are made without streams: the path the tests take.
         self.cuda = device.startswith("cuda")
         self._places = [
-            [torch.empty(self.piece // t.per, dtype=t.home.dtype, device=device) for t in self.travellers]
-            for _ in range(min(_PLACES, -(-size // self.piece)))
+            [torch.empty(longest // t.per, dtype=t.home.dtype, device=device) for t in self.travellers]
+            for _ in range(min(_PLACES, len(spans)))
         ]
         if self.cuda:
             self._inward, self._outward = torch.Stream(device), torch.Stream(device)
@@ -110,8 +112,7 @@ class Shuttle:
             # caller has waited for (totals on their way home, say).
             self._inward.wait_stream(self._outward)
             self._inward.wait_stream(torch.cuda.current_stream())
-        for number, first in enumerate(range(0, self.size, self.piece)):
-            count = min(self.piece, self.size - first)
+        for number, (first, count) in enumerate(self.spans):
             place = self._places[number % len(self._places)]
             visiting = [t.part(flat, 0, count) for t, flat in zip(self.travellers, place, strict=True)]
             homes = [t.part(t.home, first, count) for t in self.travellers]

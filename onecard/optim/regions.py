@@ -1,8 +1,8 @@
 """Where every parameter lies in the flat buffers that training works on.
 
-Masters, moments, totals and working copies are one buffer each instead of a tensor per parameter: the
+Masters, states, totals and working copies are one buffer each instead of a tensor per parameter: the
 norm, the update and the clearing of gradients are a few kernels over long buffers, nothing is
-allocated in a step, and a buffer can be cut into equal pieces that travel to the card and back.
+allocated in a step, and a buffer can be cut into pieces that travel to the card and back.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from dataclasses import dataclass
 
 from torch import Size, Tensor
 
+from onecard.optim.rules import MuonRule, Rule, Rules
+
 # Parameters begin at multiples of this: blocks of quantised states (optim/lowbit.py) never span two
 # parameters, and every view is aligned for vectorised loads.
 ALIGN = 256
+# As many elements at a time as the bus needs for its full speed, few enough that some are little memory.
+PIECE = 2**21
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Region:
-    """Parameters that are stored alike."""
+    """Parameters that are stored alike and learn by the same rule.
 
-    name: str
+    `kind` is layers (matrices inside layers), embeddings (other matrices) or vectors (all the rest).
+    """
+
+    kind: str
+    rule: Rule
     slots: tuple[Slot, ...]
     size: int  # in elements, with the gaps
 
@@ -52,22 +60,30 @@ class Region:
 
     @property
     def is_vectors(self) -> bool:
-        """Norms and biases: they do not decay, and are too small to be worth fewer bits or a journey."""
-        return self.name == "vectors"
+        """Norms and biases: too small to be worth fewer bits or a journey."""
+        return self.kind == "vectors"
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(first, count) of the pieces it is updated in: whole matrices where the rule needs them."""
+        if isinstance(self.rule, MuonRule):
+            return [(slot.first, slot.last - slot.first) for slot in self.slots]
+        return [(first, min(PIECE, self.size - first)) for first in range(0, self.size, PIECE)]
 
 
-def split_regions(shapes: Mapping[str, Size], layer_matrices: Collection[str]) -> list[Region]:
-    """`layers` (the matrices named), `embeddings` (other matrices), `vectors` (all the rest)."""
-    names: dict[str, list[str]] = {"layers": [], "embeddings": [], "vectors": []}
+def split_regions(shapes: Mapping[str, Size], layer_matrices: Collection[str], rules: Rules) -> list[Region]:
+    """Layers, embeddings, vectors, each split by rule."""
+    members: dict[tuple[str, Rule], dict[str, Size]] = {}
     for name, shape in shapes.items():
         kind = "vectors" if len(shape) < 2 else "layers" if name in layer_matrices else "embeddings"
-        names[kind].append(name)
-    return [_region(kind, {n: shapes[n] for n in members}) for kind, members in names.items() if members]
+        members.setdefault((kind, rules(name, shape)), {})[name] = shape
+    order = ("layers", "embeddings", "vectors")
+    keys = sorted(members, key=lambda key: order.index(key[0]))  # stable: rules as they first appeared
+    return [_region(*key, members[key]) for key in keys]
 
 
-def _region(kind: str, shapes: Mapping[str, Size]) -> Region:
+def _region(kind: str, rule: Rule, shapes: Mapping[str, Size]) -> Region:
     slots, first = [], 0
     for name, shape in shapes.items():
         slots.append(Slot(name, shape, first))
         first = slots[-1].last
-    return Region(kind, tuple(slots), first)
+    return Region(kind, rule, tuple(slots), first)

@@ -45,7 +45,7 @@ def import_moment(slot: Slot, moment: str, into: State, tensors: Mapping[str, Te
     if scale is not None:
         codes = saved
     else:
-        encode = encode_first if moment == "exp_avg" else encode_second
+        encode = encode_second if moment == "exp_avg_sq" else encode_first
         state = encode(_padded(saved.float()), None)
         codes, scale = state.codes[: slot.count].view(slot.shape), state.scales
     slot.view(into.codes).copy_(codes)

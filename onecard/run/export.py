@@ -7,10 +7,12 @@ from pathlib import Path
 from onecard.convert.huggingface import write_huggingface_folder
 from onecard.convert.nanogpt import NanoGPTCheckpoint, write_nanogpt_checkpoint
 from onecard.errors import UserError
+from onecard.model.decoder import Shape
 from onecard.optim.saved import read_moment
 from onecard.run.checkpoint import Checkpoint
 from onecard.run.directory import RunDirectory
 from onecard.run.load import checkpoint_of_run, tokenizer_of, weights_of_checkpoint, weights_of_run
+from onecard.shapes import GPT2Shape
 
 
 def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
@@ -22,12 +24,13 @@ def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
         write_nanogpt_checkpoint(Path(target), _for_nanogpt(checkpoint))
         return f"step {checkpoint.step:,} of {out_dir} written to {target}; nanoGPT resumes from it"
     weights = weights_of_run(out_dir, step)
+    shape = _gpt2(weights.shape, out_dir)
     try:
         tokenizer = tokenizer_of(weights)
         n_vocab, eot = tokenizer.n_vocab, tokenizer.eot
     except UserError:
         n_vocab, eot = None, None  # weights alone are still worth having
-    write_huggingface_folder(Path(target), weights.shape, weights.tensors, n_vocab=n_vocab, eot=eot)
+    write_huggingface_folder(Path(target), shape, weights.tensors, n_vocab=n_vocab, eot=eot)
     told = f"{weights.description}, written to {target} as a Hugging Face GPT-2"
     if n_vocab == 50257:
         return f"{told}; its tokenizer is AutoTokenizer.from_pretrained('gpt2')"
@@ -38,7 +41,7 @@ def _for_nanogpt(checkpoint: Checkpoint) -> NanoGPTCheckpoint:
     weights = weights_of_checkpoint(checkpoint)
     saved = checkpoint.optimizer_tensors()
     return NanoGPTCheckpoint(
-        shape=weights.shape,
+        shape=_gpt2(weights.shape, checkpoint.path),
         tensors={name: tensor.float() for name, tensor in weights.tensors.items()},
         moments={
             name: (read_moment(name, "exp_avg", saved), read_moment(name, "exp_avg_sq", saved))
@@ -49,3 +52,11 @@ def _for_nanogpt(checkpoint: Checkpoint) -> NanoGPTCheckpoint:
         best_val_loss=checkpoint.state["position"]["best_val_loss"],
         config=checkpoint.state["config"],
     )
+
+
+def _gpt2(shape: Shape, where: object) -> GPT2Shape:
+    if not isinstance(shape, GPT2Shape):
+        raise UserError(
+            f"{where} is no GPT-2", f"its architecture is {shape.arch}, which this format has not"
+        )
+    return shape

@@ -15,41 +15,41 @@ from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
-from onecard.model.gpt2 import GPT2
+from onecard.model.decoder import Decoder, Shape
+from onecard.model.family import model_class, shape_from
 from onecard.model.precision import choose_dtype, torch_dtype
 from onecard.run.checkpoint import Checkpoint, best_checkpoint, damage, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory
-from onecard.shapes import GPT2Shape
 
 
 @dataclass(frozen=True)
 class Weights:
     """A model that is not on any device yet, with what is known of where it came from."""
 
-    shape: GPT2Shape
+    shape: Shape
     tensors: dict[str, Tensor]
     description: str
     dataset: str | None = None
     tokenizer_facts: Mapping[str, Any] | None = None
     nanogpt: NanoGPTCheckpoint | None = None
 
-    def build(self) -> GPT2:
+    def build(self) -> Decoder:
         """The model with these weights, in fp32, on the CPU."""
-        model = GPT2.uninitialised(self.shape)
+        model = model_class(self.shape).uninitialised(self.shape)
         load_weights(model, self.tensors)
         return model
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    model: GPT2
+    model: Decoder
     tokenizer: Tokenizer
     description: str
     device: str
     notes: tuple[str, ...] = ()
 
 
-def load_weights(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
+def load_weights(model: Decoder, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into the model by name; a missing, surplus or misshapen one is a UserError."""
     own = dict(model.named_parameters())
     if own.keys() != tensors.keys():
@@ -99,7 +99,7 @@ def checkpoint_of_run(directory: RunDirectory, step: int | None) -> Checkpoint:
 
 
 def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
-    shape = GPT2Shape(**checkpoint.state["shape"])
+    shape = shape_from(checkpoint.state["arch"], checkpoint.state["shape"], checkpoint.path)
     return Weights(
         shape,
         checkpoint.model_tensors(),
@@ -137,7 +137,7 @@ def weights_from(init_from: str) -> Weights:
     return Weights(shape, tensors, f"{init_from}, {_millions(shape)}")
 
 
-def _millions(shape: GPT2Shape) -> str:
+def _millions(shape: Shape) -> str:
     return f"{shape.parameters / 1e6:.2f}M parameters"
 
 

@@ -9,10 +9,10 @@ from onecard.errors import UserError
 from onecard.hardware.machine import local_cpu
 from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
-from onecard.model.gpt2 import GPT2
+from onecard.model.decoder import Decoder, Shape
 from onecard.model.precision import card_has_bf16, torch_dtype
-from onecard.optim.adamw import Storage, card_bytes
-from onecard.shapes import GPT2Shape
+from onecard.optim.held import Storage, card_bytes
+from onecard.optim.recipe import rules_of
 from onecard.train.memory import cap_memory
 from onecard.train.step import Stepper
 
@@ -21,13 +21,13 @@ def storage_of(config: RunConfig) -> Storage:
     return Storage(config.master_weights or "fp32", config.optim_states or "fp32", config.offload or "none")
 
 
-def choose_kernel(shape: GPT2Shape, config: RunConfig, device: str, dtype: str) -> str:
+def choose_kernel(shape: Shape, config: RunConfig, device: str, dtype: str) -> str:
     """By measuring; the libraries it needs are loaded then, and count as what CUDA itself takes."""
     sizes = (config.batch_size, shape.n_head, shape.block_size, shape.head_dim)
     return fastest_kernel(*sizes, torch_dtype(dtype), device)[0]
 
 
-def make_room(shape: GPT2Shape, config: RunConfig, device: str, dtype: str) -> list[str]:
+def make_room(shape: Shape, config: RunConfig, device: str, dtype: str) -> list[str]:
     """Cap what tensors may take, and refuse what cannot fit before it is built. Notes for the user."""
     allocator, notes = cap_memory(device, config.vram_limit, config.vram_reserve)
     _check_memory(shape, config, device, dtype, allocator)
@@ -36,7 +36,7 @@ def make_room(shape: GPT2Shape, config: RunConfig, device: str, dtype: str) -> l
 
 
 def build_stepper(
-    model: GPT2, config: RunConfig, device: str, dtype: str, notes: list[str]
+    model: Decoder, config: RunConfig, device: str, dtype: str, notes: list[str]
 ) -> Stepper | None:
     """Put the model on its device, compiled where that works; None where it is only to be evaluated."""
     model.recompute = config.recompute or "none"
@@ -60,8 +60,7 @@ def build_stepper(
             dtype=dtype,
             dropout=config.dropout,
             grad_clip=config.grad_clip,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
+            rules=rules_of(config, model.shape),
             storage=storage,
             seed=config.seed,
             compiled=compiled,
@@ -79,7 +78,7 @@ def _no_compiling(device: str, storage: Storage) -> str | None:
     return compile_problem(device)
 
 
-def _only_weights(model: GPT2, device: str, compute: torch.dtype) -> None:
+def _only_weights(model: Decoder, device: str, compute: torch.dtype) -> None:
     """As the optimizer would have it compute: matrices in the compute dtype, norms and biases in full."""
     full = torch.promote_types(compute, torch.float32)
     model.use_weights(
@@ -87,13 +86,14 @@ def _only_weights(model: GPT2, device: str, compute: torch.dtype) -> None:
     )
 
 
-def _check_memory(
-    shape: GPT2Shape, config: RunConfig, device: str, dtype: str, allocator: float | None
-) -> None:
+def _check_memory(shape: Shape, config: RunConfig, device: str, dtype: str, allocator: float | None) -> None:
     """What no activation can make smaller must fit, or nothing will."""
     storage, compute, training = storage_of(config), torch_dtype(dtype), not config.eval_only
+    muon = _layer_parameters(shape) if config.by_muon else 0
     needed = (
-        card_bytes(shape.parameters, storage, compute) if training else shape.parameters * compute.itemsize
+        card_bytes(shape.parameters - muon, muon, storage, compute)
+        if training
+        else shape.parameters * compute.itemsize
     )
     if allocator is not None:
         have, where = allocator, "vram_limit and vram_reserve leave"
@@ -102,7 +102,7 @@ def _check_memory(
     else:
         have, where = local_cpu().memory_bytes or needed, "this machine has"
     if needed > have:
-        parts = "weights, gradients and AdamW's moments" if training else "the weights"
+        parts = "weights, gradients and the optimizer's states" if training else "the weights"
         smaller = [] if not training or storage.offload != "none" else ["--offload=optimizer"]
         if training and not storage.low_bit:
             smaller.append("--master_weights=bf16 --optim_states=int8 (low-bit)")
@@ -115,7 +115,13 @@ def _check_memory(
         )
 
 
-def _check_dropout(shape: GPT2Shape, config: RunConfig) -> None:
+def _layer_parameters(shape: Shape) -> int:
+    """Those of matrices inside layers, near enough."""
+    parts = shape.parameters_by_part()
+    return parts["attention"] + parts["mlp"]
+
+
+def _check_dropout(shape: Shape, config: RunConfig) -> None:
     """Masks count attention weights in 32 bits."""
     if config.dropout and shape.n_head * config.block_size**2 >= 2**31:
         raise UserError(

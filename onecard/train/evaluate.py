@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onecard.data.batches import FixedBlocks
-from onecard.model.gpt2 import GPT2
+from onecard.model.decoder import Decoder
 from onecard.train.target_text import TargetText
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SetLoss:
 
 @torch.no_grad()
 def evaluate(
-    model: GPT2,
+    model: Decoder,
     blocks: FixedBlocks,
     *,
     micro_batch: int,

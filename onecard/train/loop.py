@@ -17,7 +17,7 @@ from onecard.config import RunConfig
 from onecard.data.prefetch import Prefetcher
 from onecard.errors import UserError
 from onecard.model.compiling import too_many_shapes
-from onecard.optim.schedule import learning_rate
+from onecard.optim.schedule import rates, shown_rate
 from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
 from onecard.train.evaluate import evaluate_both
 from onecard.train.interrupt import StopRequest
@@ -105,11 +105,11 @@ class Training:
         """One optimizer step; if Ctrl-C comes inside, the step has not happened."""
         step, status = self.position.step, self.journal.status
         began = time.perf_counter()
-        rate = learning_rate(step, self.config)
+        rate = shown_rate(step, self.config)
         micros, next_data = batches.next_step()
         result = self.stepper.run(
             micros,
-            rate,
+            rates(step, self.config),
             stop=self.stop,
             on_micro=lambda done, total: self.journal.display.inside("micro-batch", done, total),
         )
@@ -148,7 +148,10 @@ class Training:
 
     def _diverged(self, what: str) -> DivergedError:
         saved = f"is from step {self.saved_step}" if self.saved_step >= 0 else "had not been written yet"
-        lower = f"--learning_rate={self.config.learning_rate / 2:g} --min_lr={self.config.min_lr / 2:g}"
+        config = self.config
+        lower = f"--learning_rate={config.learning_rate / 2:g} --min_lr={config.min_lr / 2:g}"
+        if config.by_muon:
+            lower = f"--matrix_lr={config.muon_lr / 2:g}"
         return DivergedError(
             what,
             f"the learning rate was {self.journal.status.learning_rate:g}; the last checkpoint {saved}",
@@ -174,7 +177,7 @@ class Training:
             position.first_val_loss, position.first_val_bpb = found.val_loss, found.val_bpb
         position.evaluated_step = step
         self.val_loss_of_step = (step, found.val_loss)
-        self.journal.evaluated(step, found, learning_rate(step, self.config))
+        self.journal.evaluated(step, found, shown_rate(step, self.config))
         if step > 0 and (improved or self.config.always_save_checkpoint or final):
             try:
                 self._save()
@@ -191,7 +194,7 @@ class Training:
         state = {
             "position": self.position.to_json(),
             "val_loss": evaluated[1] if evaluated is not None and evaluated[0] == step else None,
-            "arch": self.config.arch,
+            "arch": run.model.shape.arch,
             "shape": run.model.shape.to_json(),
             "dataset": self.config.dataset,
             "tokenizer": run.tokenizer.facts() if run.tokenizer else None,

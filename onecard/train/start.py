@@ -15,7 +15,8 @@ from onecard.data.bins import TokenFile, open_split, read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
-from onecard.model.gpt2 import GPT2
+from onecard.model.decoder import Decoder, Shape
+from onecard.model.family import model_class, with_block_size
 from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
 from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
@@ -39,7 +40,7 @@ class Run:
     directory: RunDirectory
     device: str
     dtype: str
-    model: GPT2
+    model: Decoder
     stepper: Stepper | None  # None where the model is only evaluated
     sequences: Sequences
     evaluation: dict[str, FixedBlocks]
@@ -65,6 +66,8 @@ def open_run(config: RunConfig) -> Run:
         torch.cuda.set_device(device)
 
     source = _find_source(config, directory, notes)
+    if source is not None:
+        config = _of_its_architecture(config, source.weights.shape)
     if source is not None and not config.is_set("block_size"):
         longest = min(config.block_size, source.weights.shape.block_size)
         config = dataclasses.replace(config, block_size=longest).resolved()
@@ -77,7 +80,9 @@ def open_run(config: RunConfig) -> Run:
     val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size)
     sequences = Sequences(train_tokens, shape.block_size, config.seed)
 
-    model = GPT2.initialised(shape, config.seed) if source is None else _model_from(source, shape)
+    model = (
+        model_class(shape).initialised(shape, config.seed) if source is None else _model_from(source, shape)
+    )
     model.attention_kernel = kernel
     stepper = build_stepper(model, config, device, dtype, notes)
     position = first_position(sequences, train_tokens)
@@ -154,12 +159,27 @@ def _refuse_other_experiment(directory: RunDirectory, config: RunConfig) -> None
         )
 
 
-def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> GPT2Shape:
+def _of_its_architecture(config: RunConfig, shape: Shape) -> RunConfig:
+    """The checkpoint decides the architecture, and with it whose learning rates and schedule hold."""
+    arch, _, generation = shape.arch.partition("-")
+    number = int(generation) if generation else config.generation
+    if (arch, number) == (config.arch, config.generation):
+        return config
+    if config.is_set("arch") or config.is_set("depth") or config.is_set("generation"):
+        raise UserError(
+            f"init_from holds a model of architecture {shape.arch}",
+            f"the config asks for arch='{config.arch}'"
+            + (f", generation {config.generation}" if config.arch == "nanochat" else ""),
+            "leave out arch, depth and generation, or start from scratch",
+        )
+    return dataclasses.replace(config, arch=arch, generation=number).resolved()
+
+
+def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
     if source is None:
         vocab_size = config.vocab_size or _vocabulary(Path("data") / config.dataset)
-        return GPT2Shape(
-            config.n_layer, config.n_head, config.n_embd, vocab_size, config.block_size, config.bias
-        )
+        made: Shape = config.shape(vocab_size)
+        return made
     shape = source.weights.shape
     # As in nanoGPT, the checkpoint decides the architecture; what the user asked for instead is told.
     for name in ("n_layer", "n_head", "n_embd", "vocab_size", "bias"):
@@ -167,13 +187,13 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> GPT2Sh
             notes.append(
                 f"{name} is {getattr(shape, name)} in the checkpoint; {getattr(config, name)} is not used"
             )
-    if config.block_size > shape.block_size:
+    if config.block_size > shape.block_size and isinstance(shape, GPT2Shape):
         raise UserError(
             f"block_size {config.block_size} is longer than the checkpoint's {shape.block_size}",
             "it has no position embeddings beyond that",
             f"--block_size={shape.block_size}",
         )
-    return dataclasses.replace(shape, block_size=config.block_size)
+    return with_block_size(shape, config.block_size)
 
 
 def _vocabulary(data_dir: Path) -> int:
@@ -185,10 +205,10 @@ def _vocabulary(data_dir: Path) -> int:
     return -(-tokenizer.n_vocab // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
 
 
-def _model_from(source: Source, shape: GPT2Shape) -> GPT2:
+def _model_from(source: Source, shape: Shape) -> Decoder:
     model = source.weights.build()
-    if shape.block_size < model.shape.block_size:
-        model.crop_block_size(shape.block_size)
+    if shape.block_size != model.shape.block_size:
+        model.use_block_size(shape.block_size)
     return model
 
 
@@ -254,9 +274,7 @@ def _evaluation_sets(
     return sets
 
 
-def _assumed_tokenizer(
-    data_dir: Path, shape: GPT2Shape, config: RunConfig, notes: list[str]
-) -> Tokenizer | None:
+def _assumed_tokenizer(data_dir: Path, shape: Shape, config: RunConfig, notes: list[str]) -> Tokenizer | None:
     """For samples: a bin that names no tokenizer is GPT-2's, as nanoGPT assumes."""
     if config.sample_tokens and read_meta(data_dir) is None and shape.vocab_size >= 50257:
         try:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from onecard.data.prefetch import Micro, StepMicros
+from onecard.model.decoder import Decoder
 from onecard.model.dropout import DropoutKeys
-from onecard.model.gpt2 import GPT2
 from onecard.model.precision import torch_dtype
 from onecard.model.rounding import noise_key
-from onecard.optim.adamw import AdamW, Storage
+from onecard.optim.held import Storage
+from onecard.optim.optimizer import Optimizer
+from onecard.optim.rules import Rates, Rules, adamw_for_all
 from onecard.run.checkpoint import TrainingState
 from onecard.train.replay import Replay
 
@@ -35,14 +37,13 @@ class Stepper:
 
     def __init__(
         self,
-        model: GPT2,
+        model: Decoder,
         *,
         device: str,
         dtype: str,
         dropout: float,
         grad_clip: float,
-        betas: tuple[float, float] = (0.9, 0.95),
-        weight_decay: float = 0.1,
+        rules: Rules = adamw_for_all((0.9, 0.95), 0.1),  # noqa: B008 - a constant
         storage: Storage = Storage(),  # noqa: B008 - immutable
         seed: int = 0,
         compiled: bool = False,
@@ -51,14 +52,13 @@ class Stepper:
         self.model = model
         self.device, self.dtype = device, dtype
         self.dropout, self.grad_clip, self.seed = dropout, grad_clip, seed
-        self.optimizer = AdamW(
+        self.optimizer = Optimizer(
             dict(model.named_parameters()),
             layer_matrices=model.layer_matrices(),
             device=device,
             compute=torch_dtype(dtype),
             storage=storage,
-            betas=betas,
-            weight_decay=weight_decay,
+            rules=rules,
             seed=seed,
             compiled=compiled,
         )
@@ -72,7 +72,7 @@ class Stepper:
     def run(
         self,
         micros: StepMicros,
-        learning_rate: float,
+        rates: Rates,
         *,
         stop: Callable[[], bool] = lambda: False,
         on_micro: Callable[[int, int], None] = lambda done, total: None,
@@ -90,7 +90,7 @@ class Stepper:
         except BaseException:
             self._clear()  # whoever tries the step again must not find half of it
             raise
-        return StepResult(loss, self.update(learning_rate))
+        return StepResult(loss, self.update(rates))
 
     def backward(self, micro: Micro, step_tokens: int) -> Tensor:
         """Add this micro-batch's share of the step's gradient; return its share of the loss."""
@@ -119,7 +119,7 @@ class Stepper:
         if self.replay is not None:
             self.replay.release()
 
-    def update(self, learning_rate: float) -> Tensor:
+    def update(self, rates: Rates) -> Tensor:
         """Clip, step, clear. Returns the gradient norm before clipping."""
         grad_norm = self.optimizer.norm() / self.loss_scale.value
         grad_scale = torch.full_like(grad_norm, self.loss_scale.value)
@@ -127,7 +127,7 @@ class Stepper:
             grad_scale *= ((grad_norm + 1e-6) / self.grad_clip).clamp(min=1.0)
         if self.loss_scale.survives(grad_norm):
             self.updating = True
-            self.optimizer.update(learning_rate, grad_scale)
+            self.optimizer.update(rates, grad_scale)
             self.updating = False
         self._clear()
         return grad_norm

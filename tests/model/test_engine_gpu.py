@@ -14,9 +14,10 @@ from onecard.model.gpt2 import GPT2
 from onecard.model.loss import IGNORE, LossOptions, chunk_loss_, linear_cross_entropy
 from onecard.model.loss_kernel import kernel_chunk_loss_
 from onecard.model.precision import torch_dtype
-from onecard.optim import offload
-from onecard.optim.adamw import Storage
+from onecard.optim import regions
+from onecard.optim.held import Storage
 from onecard.optim.offload import host_empty
+from onecard.optim.rules import Rates
 from onecard.shapes import GPT2Shape
 from onecard.train.memory import cap_memory
 from onecard.train.step import Stepper
@@ -170,7 +171,7 @@ def losses_of(stepper: Stepper, steps: int) -> list[float]:
         for half in (slice(0, 4), slice(4, 8)):
             ids = torch.zeros(4, dtype=torch.int64, device="cuda")
             loss += stepper.backward(Micro(x_BT[half], y_BT[half], ids), 1024).item()
-        stepper.update(1e-3 * min(step + 1, 5) / 5)
+        stepper.update(Rates(1e-3 * min(step + 1, 5) / 5))
         losses.append(loss)
     return losses
 
@@ -212,7 +213,7 @@ def test_the_update_waits_for_totals_on_their_way_home() -> None:
         stepper = Stepper(model, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, storage=storage)
         for _ in range(6):
             stepper.backward(micro, 512)
-            stepper.update(1e-3)
+            stepper.update(Rates(1e-3))
         weights.append({n: t.cpu().clone() for n, t in stepper.optimizer.export_weights().items()})
         del model, stepper
     for name, expected in weights[0].items():
@@ -231,7 +232,7 @@ def test_the_update_allocates_nothing(storage: Storage) -> None:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    stepper.update(1e-3)
+    stepper.update(Rates(1e-3))
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before < 64 * 1024
 
@@ -245,7 +246,7 @@ def test_memory_does_not_grow_from_step_to_step() -> None:
 
 
 def test_offloaded_masters_are_not_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "PIECE", 2**16)  # small beside this small model
+    monkeypatch.setattr(regions, "PIECE", 2**16)  # small beside this small model
     parameters = SHAPE.parameters
     held = {}
     for storage in (Storage(), Storage(offload="optimizer"), Storage(offload="gradients")):

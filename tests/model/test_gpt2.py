@@ -94,7 +94,7 @@ def test_cropping_the_block_keeps_what_short_sequences_compute() -> None:
     model = GPT2.initialised(SHAPE, 0).double()
     x = tokens(2, 8)
     before = model(x)
-    model.crop_block_size(8)
+    model.use_block_size(8)
     assert model.shape.block_size == 8
     assert sum(p.numel() for p in model.parameters()) == model.shape.parameters
     assert torch.equal(model(x), before)

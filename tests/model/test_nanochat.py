@@ -15,7 +15,8 @@ from torch import Tensor
 from onecard.data.prefetch import Micro
 from onecard.model.layers import RMS_EPSILON, rms_norm, rms_norm_backward, rotate
 from onecard.model.nanochat import Nanochat
-from onecard.optim.adamw import Storage
+from onecard.optim.held import Storage
+from onecard.optim.rules import Rates
 from onecard.shapes import NanochatShape
 from onecard.train.step import Stepper
 
@@ -201,7 +202,7 @@ def test_the_engine_trains_it(storage: Storage) -> None:
     for _ in range(25):
         loss = stepper.backward(Micro(x_BT, y_BT, torch.zeros(8, dtype=torch.int64)), y_BT.numel())
         losses.append(loss.item())
-        stepper.update(1e-2)
+        stepper.update(Rates(1e-2))
     assert losses[-1] < losses[0] - 0.5
 
 

@@ -5,9 +5,11 @@ import torch
 from torch import Tensor
 
 from onecard.errors import UserError
-from onecard.optim import offload
-from onecard.optim.adamw import AdamW, Storage, card_bytes, host_bytes
+from onecard.optim import offload, regions
+from onecard.optim.held import Storage, card_bytes, home_bytes
+from onecard.optim.optimizer import Optimizer
 from onecard.optim.regions import ALIGN, split_regions
+from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.saved import read_moment
 
 SHAPES = {
@@ -27,6 +29,7 @@ EVERY_STORAGE = [
     for states in ("fp32", "int8")
     for place in ("none", "optimizer", "gradients")
 ]
+RULES = adamw_for_all((0.9, 0.95), 0.1)
 EXACT = [s for s in EVERY_STORAGE if not s.low_bit]
 
 
@@ -35,14 +38,14 @@ def parameters(seed: int = 0) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def optimizer_of(storage: Storage, compute: torch.dtype = torch.float32) -> AdamW:
-    return AdamW(
+def optimizer_of(storage: Storage, compute: torch.dtype = torch.float32) -> Optimizer:
+    return Optimizer(
         parameters(), layer_matrices=LAYERS, device="cpu", compute=compute, storage=storage,
-        betas=(0.9, 0.95), weight_decay=0.1, seed=5,
+        rules=RULES, seed=5,
     )  # fmt: skip
 
 
-def add_gradients(optimizer: AdamW, step: int, micro: int = 0) -> dict[str, Tensor]:
+def add_gradients(optimizer: Optimizer, step: int, micro: int = 0) -> dict[str, Tensor]:
     """One micro-batch's, put where the backward pass would put them, layer after layer from the last."""
     generator = torch.Generator().manual_seed(1000 * step + micro)
     grads = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
@@ -60,11 +63,11 @@ def add_gradients(optimizer: AdamW, step: int, micro: int = 0) -> dict[str, Tens
     return grads
 
 
-def take_steps(optimizer: AdamW, first: int, last: int) -> None:
+def take_steps(optimizer: Optimizer, first: int, last: int) -> None:
     for step in range(first, last):
         for micro in range(2):
             add_gradients(optimizer, step, micro)
-        optimizer.update(1e-2, torch.tensor(2.0))
+        optimizer.update(Rates(1e-2), torch.tensor(2.0))
         optimizer.clear()
 
 
@@ -87,13 +90,15 @@ def torchs_weights(steps: int) -> dict[str, Tensor]:
 
 
 def test_every_parameter_has_a_place_of_its_own() -> None:
-    regions = split_regions({n: torch.Size(s) for n, s in SHAPES.items()}, LAYERS)
-    assert {r.name: {s.name for s in r.slots} for r in regions} == {
+    found = split_regions(
+        {n: torch.Size(s) for n, s in SHAPES.items()}, LAYERS, adamw_for_all((0.9, 0.95), 0.1)
+    )
+    assert {r.kind: {s.name for s in r.slots} for r in found} == {
         "layers": LAYERS,
         "embeddings": {"wte.weight"},
         "vectors": {"h.0.a.bias", "h.1.a.bias", "ln.weight"},
     }
-    for region in regions:
+    for region in found:
         flat = torch.zeros(region.size)
         for number, view in enumerate(region.views(flat).values(), 1):
             assert not view.any()
@@ -104,7 +109,7 @@ def test_every_parameter_has_a_place_of_its_own() -> None:
 
 @pytest.mark.parametrize("storage", EXACT, ids=str)
 def test_exact_storages_are_torchs_adamw(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "PIECE", 512)  # several pieces, a ragged last one
+    monkeypatch.setattr(regions, "PIECE", 512)  # several pieces, a ragged last one
     optimizer = optimizer_of(storage)
     take_steps(optimizer, 0, 5)
     for name, expected in torchs_weights(5).items():
@@ -127,7 +132,7 @@ def test_low_bit_storages_stay_near_it(storage: Storage) -> None:
 @pytest.mark.parametrize("states", ["fp32", "int8"])
 @pytest.mark.parametrize("master", ["fp32", "bf16"])
 def test_where_it_lives_changes_nothing(master: str, states: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "PIECE", 512)
+    monkeypatch.setattr(regions, "PIECE", 512)
     exported = []
     for place in ("none", "optimizer", "gradients"):
         optimizer = optimizer_of(Storage(master, states, place))
@@ -221,10 +226,10 @@ def test_cleared_totals_begin_at_nothing_again_wherever_they_live() -> None:
 
 
 def test_host_memory_is_counted_and_refused_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host_bytes(1000, Storage(offload="optimizer")) == 12_000
-    assert host_bytes(1024, Storage("bf16", "int8", "optimizer")) == 2048 + 2048 + 2 * 16
+    assert home_bytes(1000, 0, Storage(offload="optimizer")) == 12_000
+    assert home_bytes(1024, 0, Storage("bf16", "int8", "optimizer")) == 2048 + 2048 + 2 * 16
     optimizer = optimizer_of(Storage(offload="gradients"))
-    matrices = sum(r.size for r in split_regions({n: torch.Size(s) for n, s in SHAPES.items()}, LAYERS)
+    matrices = sum(r.size for r in split_regions({n: torch.Size(s) for n, s in SHAPES.items()}, LAYERS, RULES)
                    if not r.is_vectors)  # fmt: skip
     layers = 4 * 48 * 16
     assert optimizer.host_bytes == 12 * matrices + 4 * layers
@@ -237,11 +242,11 @@ def test_host_memory_is_counted_and_refused_beforehand(monkeypatch: pytest.Monke
 
 def test_bytes_on_the_card() -> None:
     """Working copy 2, total 4, master 4, moments 8; what is offloaded is not there."""
-    assert card_bytes(1, Storage(), torch.bfloat16) == 18
-    assert card_bytes(1, Storage(), torch.float32) == 16
-    assert card_bytes(1, Storage(offload="optimizer"), torch.bfloat16) == 6
-    assert card_bytes(1, Storage(offload="gradients"), torch.bfloat16) == 2
-    assert card_bytes(256, Storage("bf16", "int8"), torch.bfloat16) == 256 * 6 + 8
+    assert card_bytes(1, 0, Storage(), torch.bfloat16) == 18
+    assert card_bytes(1, 0, Storage(), torch.float32) == 16
+    assert card_bytes(1, 0, Storage(offload="optimizer"), torch.bfloat16) == 6
+    assert card_bytes(1, 0, Storage(offload="gradients"), torch.bfloat16) == 2
+    assert card_bytes(256, 0, Storage("bf16", "int8"), torch.bfloat16) == 256 * 6 + 8
 
 
 @pytest.mark.parametrize("place", ["none", "optimizer"])
@@ -257,9 +262,9 @@ def test_working_copies_follow_their_masters(place: str) -> None:
 
 def test_the_norm_of_many_gradients_loses_no_digits_on_a_cpu() -> None:
     """Added one after the other in fp32, twenty million equal squares come out a thousandth too small."""
-    optimizer = AdamW(
+    optimizer = Optimizer(
         {"wte.weight": torch.zeros(20_000, 1000)}, layer_matrices=(), device="cpu", compute=torch.float32,
-        storage=Storage(), betas=(0.9, 0.95), weight_decay=0.0,
+        storage=Storage(), rules=adamw_for_all((0.9, 0.95), 0.0),
     )  # fmt: skip
     optimizer.totals["wte.weight"].fill_(1e-3)
     assert optimizer.norm().item() == pytest.approx(1e-3 * 20e6**0.5, rel=1e-5)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onecard.optim.lowbit import BLOCK, Int8State
-from onecard.optim.muon import ITERATIONS, Momentum, MuonHyper, muon_matrix_, orthogonalised
+from onecard.optim.muon import ITERATIONS, Matrix, Momentum, Muon, MuonHyper, orthogonalised
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -18,16 +18,33 @@ def hyper(lr: float = 0.02, decay: float = 0.0, momentum: float = 0.95, scale: f
     return MuonHyper(*map(torch.tensor, (scale, lr, decay, momentum)))
 
 
+def padded(flat: Tensor) -> Tensor:
+    return torch.nn.functional.pad(flat.reshape(-1), (0, -flat.numel() % BLOCK))
+
+
 def step(
     master: Tensor,
     grad: Tensor,
     momentum: Momentum,
     number: int,
     chosen: MuonHyper | None = None,
-    **more: int,
+    *,
+    parts: int = 1,
+    refined: bool = False,
+    variance: Tensor | None = None,
 ) -> None:
+    """On (O, I) tensors, as if they lay in a region's flat buffers; momentum is flat and padded already."""
+    matrix = Matrix(parts, master.shape[0] // parts, master.shape[1])
+    dtype = torch.promote_types(master.dtype, torch.float32)
+    muon = Muon([matrix], "cpu", dtype, refined=refined, compiled=False)
+    flat = padded(master)
     key = torch.tensor(1000 + number, dtype=torch.int32)
-    muon_matrix_(grad, master, momentum, chosen or hyper(), key, torch.tensor(0), **more)
+    muon.step(matrix, padded(grad), flat, momentum, variance, chosen or hyper(), key, torch.tensor(0))
+    master.copy_(flat[: master.numel()].view(master.shape))
+
+
+def zeros(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return padded(torch.zeros(count, dtype=dtype))
 
 
 def int8_zeros(count: int) -> Int8State:
@@ -47,48 +64,48 @@ def test_the_update_is_nearly_orthogonal_whatever_the_size_of_the_gradient(
     # Singular values between a tenth and one: those near zero would need more steps.
     u, s, vt = torch.linalg.svd(g_OI, full_matrices=False)
     g_OI = u @ torch.diag(s.clamp(min=0.1 * s.max().item())) @ vt * size
-    values = torch.linalg.svdvals(orthogonalised(g_OI, method))
+    values = torch.linalg.svdvals(orthogonalised(g_OI[None], method)[0])
     assert values.min() > 0.6 and values.max() < 1.4
     # The same left and right directions: the factor of the polar decomposition, up to its spectrum.
-    aligned = u.T @ orthogonalised(g_OI, method) @ vt.T
+    aligned = u.T @ orthogonalised(g_OI[None], method)[0] @ vt.T
     assert (aligned - torch.diag(aligned.diagonal())).norm() < 1e-3 * aligned.norm()
 
 
 def test_bf16_is_enough() -> None:
     g_OI = random(96, 160)
-    exact = orthogonalised(g_OI.double())
-    assert (orthogonalised(g_OI).double() - exact).norm() < 0.05 * exact.norm()
+    exact = orthogonalised(g_OI.double()[None], "newton-schulz")[0]
+    assert (orthogonalised(g_OI[None], "newton-schulz")[0].double() - exact).norm() < 0.05 * exact.norm()
 
 
 def test_a_zero_gradient_moves_nothing() -> None:
     master = random(8, 12)
     before = master.clone()
-    step(master, torch.zeros(8, 12), torch.zeros(8, 12), 1)
+    step(master, torch.zeros(8, 12), zeros(96), 1)
     assert torch.equal(master, before)
 
 
 def test_it_is_the_formula() -> None:
     """Momentum, Nesterov, orthogonal factor, decay and the stretch of tall matrices, written out again."""
-    master, momentum = random(24, 6, dtype=torch.float64), torch.zeros(24, 6, dtype=torch.float64)
-    weights, average = master.clone(), momentum.clone()
+    master, momentum = random(24, 6, dtype=torch.float64), zeros(144, torch.float64)
+    weights, average = master.clone(), torch.zeros(24, 6, dtype=torch.float64)
     for number in range(1, 5):
         grad = random(24, 6, seed=number, dtype=torch.float64)
         step(master, grad.clone(), momentum, number, hyper(lr=0.1, decay=0.3, momentum=0.9, scale=2.0))
         g = grad / 2
         average = 0.9 * average + 0.1 * g
-        update = orthogonalised(0.1 * g + 0.9 * average)
+        update = orthogonalised((0.1 * g + 0.9 * average)[None], "newton-schulz")[0]
         weights = weights * (1 - 0.1 * 0.3) - 0.1 * 2.0 * update
     torch.testing.assert_close(master, weights, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(momentum, average, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(momentum[:144].view(24, 6), average, atol=1e-6, rtol=1e-6)
 
 
 def test_packed_matrices_are_made_orthogonal_apart() -> None:
     packed, grad = torch.zeros(12, 4, dtype=torch.float64), random(12, 4, seed=3, dtype=torch.float64)
-    step(packed, grad, torch.zeros(12, 4, dtype=torch.float64), 1, parts=3)
+    step(packed, grad, zeros(48, torch.float64), 1, parts=3)
     for part in range(3):
         rows = slice(4 * part, 4 * part + 4)
         alone = torch.zeros(4, 4, dtype=torch.float64)
-        step(alone, grad[rows].clone(), torch.zeros(4, 4, dtype=torch.float64), 1)
+        step(alone, grad[rows].clone(), zeros(16, torch.float64), 1)
         torch.testing.assert_close(packed[rows], alone)
 
 
@@ -98,7 +115,7 @@ def regress(master_dtype: torch.dtype, momentum: str, seed: int = 0) -> float:
     state: Momentum = (
         int8_zeros(600)
         if momentum == "int8"
-        else torch.zeros(600, dtype=torch.bfloat16 if momentum == "bf16" else torch.float32)
+        else zeros(600, torch.bfloat16 if momentum == "bf16" else torch.float32)
     )
     for number in range(150):
         x = random(64, 30, seed=10_000 * seed + number + 5)
@@ -119,8 +136,56 @@ def test_low_bits_are_reproducible_and_new_every_step(momentum: str) -> None:
     results = []
     for number in (1, 1, 2):
         master = random(16, 16, seed=2).bfloat16()
-        state: Momentum = int8_zeros(256) if momentum == "int8" else torch.zeros(256, dtype=torch.bfloat16)
+        state: Momentum = int8_zeros(256) if momentum == "int8" else zeros(256, torch.bfloat16)
         step(master, random(16, 16, seed=4), state, number)
         results.append(master)
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
+
+
+def test_the_refined_rule_is_the_formula() -> None:
+    """Rows equal, the factor's norm set, neurons evened out, decay where it agrees: written out again."""
+    rows, columns, lr, decay, momentum = 24, 6, 0.1, 0.3, 0.9
+    master, state = random(rows, columns, dtype=torch.float64), zeros(144, torch.float64)
+    variance = torch.zeros(1, rows, 1, dtype=torch.float64)
+    weights, average, averaged = master.clone(), torch.zeros_like(master), torch.zeros(rows, 1).double()
+    for number in range(1, 5):
+        g = random(rows, columns, seed=number, dtype=torch.float64)
+        step(master, g.clone(), state, number, hyper(lr, decay, momentum), refined=True, variance=variance)
+        average = momentum * average + (1 - momentum) * g
+        ahead = (1 - momentum) * g + momentum * average
+        ahead = ahead * (ahead.norm() / rows**0.5) / ahead.norm(dim=1, keepdim=True)
+        update = orthogonalised(ahead[None], "polar-express")[0]
+        update = update * columns**0.5 / update.norm()
+        squares = update.square().mean(dim=1, keepdim=True)
+        averaged = 0.9 * averaged + 0.1 * squares
+        even = update / averaged.sqrt()
+        update = even * update.norm() / even.norm()
+        agrees = (update * weights >= 0).double()
+        stretch = (rows / columns) ** 0.5
+        weights = weights - lr * stretch * (update + decay * weights * agrees)
+    torch.testing.assert_close(master, weights, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(variance[0], averaged, atol=1e-7, rtol=1e-6)
+
+
+def test_compiled_is_eager() -> None:
+    matrix, results = Matrix(3, 8, 24), []
+    for compiled in (False, True):
+        muon = Muon([matrix], "cpu", torch.float32, refined=True, compiled=compiled)
+        master, momentum = padded(random(24, 24)).bfloat16(), int8_zeros(576)
+        variance = torch.zeros(matrix.variances())
+        for number in range(3):
+            grad, key = (
+                padded(random(24, 24, seed=number)).bfloat16(),
+                torch.tensor(number, dtype=torch.int32),
+            )
+            muon.step(matrix, grad, master, momentum, variance, hyper(), key, torch.tensor(256))
+        results.append((master.float(), momentum.codes.int()))
+    assert (results[0][0] - results[1][0]).norm() < 0.01 * results[0][0].norm()
+    assert (results[0][1] - results[1][1]).abs().max() <= 2
+
+
+def test_queries_keys_and_values_are_three_matrices() -> None:
+    name = "transformer.h.3.attn.c_attn.weight"
+    assert Matrix.of(name, torch.Size((48, 16))) == (3, 16, 16)
+    assert Matrix.of("transformer.h.3.mlp.c_fc.weight", torch.Size((64, 16))) == (1, 64, 16)

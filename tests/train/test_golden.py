@@ -21,6 +21,7 @@ from onecard.data.bins import TokenFile
 from onecard.data.prefetch import Prefetcher
 from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
+from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.schedule import learning_rate
 from onecard.shapes import GPT2Shape
 from onecard.train.loop import train
@@ -48,7 +49,7 @@ def float64_losses(config: RunConfig, folder: Path) -> list[float]:
     shape = GPT2Shape(config.n_layer, config.n_head, config.n_embd, 61, config.block_size, config.bias)
     stepper = Stepper(
         GPT2.initialised(shape, config.seed), device="cpu", dtype="float64", dropout=config.dropout,
-        grad_clip=config.grad_clip, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay,
+        grad_clip=config.grad_clip, rules=adamw_for_all((config.beta1, config.beta2), config.weight_decay),
     )  # fmt: skip
     sequences = Sequences(TokenFile.open(path), config.block_size, config.seed)
     losses = []
@@ -58,7 +59,7 @@ def float64_losses(config: RunConfig, folder: Path) -> list[float]:
         for step in range(config.max_iters):
             micros = batches.next_step().micros
             losses.append(sum(stepper.backward(m, config.tokens_per_step).item() for m in micros))
-            stepper.update(learning_rate(step, config))
+            stepper.update(Rates(learning_rate(step, config)))
     return losses
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.model.gpt2 import GPT2
-from onecard.optim.adamw import Storage
+from onecard.optim.held import Storage
+from onecard.optim.rules import Rates
 from onecard.shapes import GPT2Shape
 from onecard.train.replay import Replay
 from onecard.train.step import Stepper
@@ -119,7 +120,7 @@ def test_steps_are_the_same_replayed(storage: Storage, dropout: float) -> None:
         sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
         with Prefetcher(sequences, sequences.start(), step_sequences=11, micro_batch=4) as batches:
             for _ in range(4):
-                stepper.run(batches.next_step().micros, 1e-2)
+                stepper.run(batches.next_step().micros, Rates(1e-2))
         return {n: t.clone() for n, t in stepper.optimizer.export_weights().items()}
 
     plain, replayed = weights(False), weights(True)
@@ -138,9 +139,9 @@ def test_a_stepper_tells_of_the_problem_once_and_goes_on() -> None:
     assert stepper.news() == []
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=12, micro_batch=4) as batches:
-        result = stepper.run(batches.next_step().micros, 1e-2)
+        result = stepper.run(batches.next_step().micros, Rates(1e-2))
         assert result is not None
         (told,) = stepper.news()
         assert told.endswith("it does not work here: no")
         assert stepper.news() == []
-        assert stepper.run(batches.next_step().micros, 1e-2) is not None
+        assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None

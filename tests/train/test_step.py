@@ -12,6 +12,7 @@ from onecard.config import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Micro, Prefetcher
 from onecard.model.gpt2 import GPT2
+from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
 from onecard.shapes import GPT2Shape
@@ -70,7 +71,7 @@ def test_a_step_that_is_stopped_midway_has_not_happened() -> None:
         return asked == 3
 
     with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=4) as batches:
-        assert stepper.run(batches.next_step().micros, 1e-3, stop=stop) is None
+        assert stepper.run(batches.next_step().micros, Rates(1e-3), stop=stop) is None
     assert asked == 3
     assert all(torch.equal(p, before[n]) for n, p in stepper.model.named_parameters())
     assert not any(total.any() for total in stepper.optimizer.totals.values())
@@ -83,7 +84,7 @@ def test_the_reported_loss_is_the_mean_over_tokens_and_the_norm_is_before_clippi
     results = []
     for stepper in (unclipped, clipped):
         with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=5) as batches:
-            results.append(stepper.run(batches.next_step().micros, 1e-3))
+            results.append(stepper.run(batches.next_step().micros, Rates(1e-3)))
     assert results[0] is not None
     assert results[1] is not None
     expected, gradients = gradients_of_one_step(16, 0.0)
@@ -122,7 +123,7 @@ def test_a_hundred_steps_give_nanogpts_own_losses() -> None:
     )
     stepper = Stepper(
         model, device="cpu", dtype="float32", dropout=0.0, grad_clip=config.grad_clip,
-        betas=(config.beta1, config.beta2), weight_decay=config.weight_decay,
+        rules=adamw_for_all((config.beta1, config.beta2), config.weight_decay),
     )  # fmt: skip
     x, y = recorded["x"].long(), recorded["y"].long()
     accumulation = config.gradient_accumulation_steps
@@ -131,7 +132,7 @@ def test_a_hundred_steps_give_nanogpts_own_losses() -> None:
         batches = range(step * accumulation, (step + 1) * accumulation)
         loss = sum(stepper.backward(Micro(x[i], y[i], ids), config.tokens_per_step).item() for i in batches)
         assert loss == pytest.approx(expected, abs=2e-5), f"step {step}"
-        stepper.update(learning_rate(step, config))
+        stepper.update(Rates(learning_rate(step, config)))
     assert len(recorded["loss"]) == 100
     assert recorded["loss"][-1] < 2.0 < 4.0 < recorded["loss"][0]
 
@@ -163,14 +164,14 @@ def test_a_gradient_that_overflows_is_left_out_and_the_next_one_is_right() -> No
         micros = list(batches.next_step().micros)
     before = {n: t.clone() for n, t in scaled.optimizer.export_weights().items()}
     next(iter(scaled.optimizer.totals.values())).fill_(float("inf"))
-    scaled.update(1e-3)
+    scaled.update(Rates(1e-3))
     assert all(torch.equal(t, before[n]) for n, t in scaled.optimizer.export_weights().items())
     assert scaled.optimizer.steps == 0
     assert scaled.loss_scale.value == 32768
     for stepper in (plain, scaled):
         for micro in micros:
             stepper.backward(micro, 8 * SHAPE.block_size)
-    assert scaled.update(1e-3).item() == pytest.approx(plain.update(1e-3).item(), rel=1e-5)
+    assert scaled.update(Rates(1e-3)).item() == pytest.approx(plain.update(Rates(1e-3)).item(), rel=1e-5)
     for name, weights in plain.optimizer.export_weights().items():
         torch.testing.assert_close(scaled.optimizer.export_weights()[name], weights, atol=1e-6, rtol=1e-5)
 
@@ -187,11 +188,11 @@ def test_a_step_that_failed_midway_can_be_tried_again() -> None:
         Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=4) as batches,
         pytest.raises(torch.OutOfMemoryError),
     ):
-        stepper.run(batches.next_step().micros, 1e-3, on_micro=fail)
+        stepper.run(batches.next_step().micros, Rates(1e-3), on_micro=fail)
     norms = []
     for each in (stepper, undisturbed):
         with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=4) as batches:
-            result = each.run(batches.next_step().micros, 1e-3)
+            result = each.run(batches.next_step().micros, Rates(1e-3))
         assert result is not None
         norms.append(result.grad_norm.item())
     assert norms[0] == norms[1]

@@ -18,6 +18,7 @@ from onecard.model.attention import fastest_kernel
 from onecard.model.dropout import keep_mask
 from onecard.model.gpt2 import GPT2
 from onecard.model.precision import torch_dtype
+from onecard.optim.rules import Rates
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.shapes import GPT2Shape
@@ -59,7 +60,7 @@ def losses_of(
         sequences, sequences.start(), step_sequences=16, micro_batch=micro_batch, device=device
     ) as batches:
         for _ in range(steps):
-            result = stepper.run(batches.next_step().micros, 1e-3)
+            result = stepper.run(batches.next_step().micros, Rates(1e-3))
             assert result is not None
             losses.append(result.loss.item())
     return losses
@@ -164,7 +165,7 @@ def test_replayed_micro_batches_are_the_launched_ones(
             sequences, sequences.start(), step_sequences=16, micro_batch=6, device="cuda"
         ) as batches:
             for step in range(8):
-                result = stepper.run(batches.next_step().micros, 1e-3)
+                result = stepper.run(batches.next_step().micros, Rates(1e-3))
                 assert result is not None
                 found.append(result.loss.item())
                 if graphs and step == 5:

@@ -1,0 +1,34 @@
+"""Which class computes which shape: the one place that knows all architectures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onecard.errors import UserError
+from onecard.model.decoder import Decoder, Shape
+from onecard.model.gpt2 import GPT2
+from onecard.model.nanochat import Nanochat
+from onecard.shapes import SHAPES, GPT2Shape, NanochatShape
+
+_MODELS: dict[type, type[Decoder]] = {GPT2Shape: GPT2, NanochatShape: Nanochat}
+
+
+def model_class(shape: Shape) -> type[Decoder]:
+    return _MODELS[type(shape)]
+
+
+def shape_from(arch: str, values: dict[str, Any], where: object) -> Shape:
+    """The shape a checkpoint was saved with."""
+    if arch not in SHAPES:
+        raise UserError(
+            f"{where} holds a model of an architecture this version does not know: {arch!r}",
+            f"known are {', '.join(SHAPES)}",
+            "use the version of onecard that wrote it, or a newer one",
+        )
+    shape: Shape = SHAPES[arch](**values)
+    return shape
+
+
+def with_block_size(shape: Shape, block_size: int) -> Shape:
+    changed: Shape = SHAPES[shape.arch](**{**shape.to_json(), "block_size": block_size})
+    return changed

@@ -1,0 +1,231 @@
+"""The one update of a step: every region by its rule, from flat buffers (optim/held.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw as fused_adamw
+
+from onecard.model.rounding import noise_key
+from onecard.optim.held import EAGER_PIECE, Held, Storage, home_bytes
+from onecard.optim.lowbit import BLOCK, Hyper, Int8State, adamw_chunk_
+from onecard.optim.muon import Matrix, Muon, MuonHyper
+from onecard.optim.offload import LayerTotals, check_host_memory
+from onecard.optim.regions import split_regions
+from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rules
+from onecard.optim.saved import State, export_moment, import_moment
+
+
+class Optimizer:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        layer_matrices: Collection[str],
+        rules: Rules,
+        device: str,
+        compute: torch.dtype,
+        storage: Storage,
+        seed: int = 0,
+        compiled: bool = False,
+    ) -> None:
+        self.seed, self.storage = seed, storage
+        self.steps = 0  # updates made
+        regions = split_regions({n: p.shape for n, p in parameters.items()}, layer_matrices, rules)
+        if storage.offload != "none":
+            muon = sum(r.size for r in regions if isinstance(r.rule, MuonRule))
+            rest = sum(r.size for r in regions if not r.is_vectors) - muon
+            check_host_memory(home_bytes(rest, muon, storage), "master weights and optimizer states")
+        self._held = [Held(region, storage, device, compute) for region in regions]
+        self._low_bit_update: Callable[..., None] = adamw_chunk_
+        self._piece: int | None = EAGER_PIECE
+        if compiled:
+            self._low_bit_update = torch.compile(adamw_chunk_, dynamic=False, fullgraph=True)
+            self._piece = None  # one kernel, without copies: as much as there is
+        # Numbers that change from step to step, on the device so that they do not compile anew.
+        self._hyper = Hyper(*torch.zeros(len(Hyper._fields), device=device).unbind())
+        self._muon_hyper = MuonHyper(*torch.zeros(len(MuonHyper._fields), device=device).unbind())
+        self._count = torch.zeros((), device=device)
+        self._key = torch.zeros((), dtype=torch.int32, device=device)
+        self._first = torch.zeros((), dtype=torch.int64, device=device)
+        self._muon = self._new_muon(device, compute, compiled)
+        self.load_weights(parameters)
+
+    def _new_muon(self, device: str, compute: torch.dtype, compiled: bool) -> Muon | None:
+        rules = {h.region.rule for h in self._held if isinstance(h.region.rule, MuonRule)}
+        if not rules:
+            return None
+        matrices = {
+            Matrix.of(slot.name, slot.shape)
+            for held in self._held
+            if isinstance(held.region.rule, MuonRule)
+            for slot in held.region.slots
+        }
+        refined = {rule.refined for rule in rules}
+        assert len(refined) == 1, "one kind of Muon at a time"
+        full = torch.promote_types(compute, torch.float32)
+        return Muon(matrices, device, full, refined=refined.pop(), compiled=compiled)
+
+    # --- what the model works with
+    @property
+    def working(self) -> dict[str, Tensor]:
+        return {n: t for held in self._held for n, t in held.region.views(held.working).items()}
+
+    @property
+    def totals(self) -> dict[str, Tensor]:
+        return {n: t for held in self._held for n, t in held.total_views.items()}
+
+    @property
+    def layer_totals(self) -> LayerTotals | None:
+        """Who brings the totals of a layer to the card, if they live on the host."""
+        return next((h.layer_totals for h in self._held if h.layer_totals is not None), None)
+
+    @property
+    def needs_noise(self) -> bool:
+        """Are there bf16 totals, which are rounded stochastically?"""
+        return any(held.total_dtype == torch.bfloat16 for held in self._held)
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned host memory taken."""
+        return sum(h.shuttle.bytes_at_home() for h in self._held if h.shuttle is not None)
+
+    def clear(self) -> None:
+        for held in self._held:
+            held.clear()
+
+    # --- the update
+    def norm(self) -> Tensor:
+        """Of all gradients together, fp32."""
+        return torch.linalg.vector_norm(torch.stack([held.norm() for held in self._held]))
+
+    def update(self, rates: Rates, grad_scale: Tensor) -> None:
+        """One step; gradients are divided by grad_scale (0-dim) first. Totals are left to `clear`."""
+        self.steps += 1
+        self._key.fill_(noise_key(self.seed, self.steps))
+        for held in self._held:
+            if held.layer_totals is not None:
+                held.layer_totals.settle()
+            if isinstance(held.region.rule, MuonRule):
+                self._update_by_muon(held, held.region.rule, rates, grad_scale)
+            else:
+                self._update_by_adamw(held, held.region.rule, rates.lr, grad_scale)
+
+    def _update_by_adamw(self, held: Held, rule: AdamWRule, rate: float, grad_scale: Tensor) -> None:
+        beta1, beta2 = rule.betas
+        values = {
+            "lr": rate * rule.lr, "beta1": beta1, "beta2": beta2, "eps": rule.epsilon,
+            "bias_correction1": 1 - beta1**self.steps, "bias_correction2": 1 - beta2**self.steps,
+            "weight_decay": rule.weight_decay,
+        }  # fmt: skip
+        for name, value in values.items():
+            getattr(self._hyper, name).fill_(value)
+        self._hyper.grad_scale.copy_(grad_scale)
+
+        def update(grad: Tensor, master: Tensor, states: list[State], first: int) -> None:
+            if held.low_bit:
+                self._first.fill_(first)
+                in_blocks = (_in_blocks(t) for t in (grad, master, *states))
+                self._low_bit_update(*in_blocks, self._hyper, self._key, self._first)
+            else:
+                exp_avg, exp_avg_sq = states
+                assert isinstance(exp_avg, Tensor) and isinstance(exp_avg_sq, Tensor)
+                self._count.fill_(self.steps - 1)  # counted up inside
+                grad.div_(grad_scale)
+                fused_adamw(
+                    [master], [grad], [exp_avg], [exp_avg_sq], [], [self._count], fused=True,
+                    amsgrad=False, beta1=beta1, beta2=beta2, lr=rate * rule.lr,
+                    weight_decay=rule.weight_decay, eps=rule.epsilon, maximize=False,
+                )  # fmt: skip
+
+        size = held.region.size
+        piece = self._piece if held.low_bit and self._piece else size
+        self._over(held, [(first, min(piece, size - first)) for first in range(0, size, piece)], update)
+
+    def _update_by_muon(self, held: Held, rule: MuonRule, rates: Rates, grad_scale: Tensor) -> None:
+        assert self._muon is not None
+        muon, hyper = self._muon, self._muon_hyper
+        values = {
+            "lr": rates.lr * rule.lr, "weight_decay": rates.decay * rule.weight_decay,
+            "momentum": rates.momentum,
+        }  # fmt: skip
+        for name, value in values.items():
+            getattr(hyper, name).fill_(value)
+        hyper.grad_scale.copy_(grad_scale)
+        slots = {slot.first: slot for slot in held.region.slots}
+
+        def update(grad: Tensor, master: Tensor, states: list[State], first: int) -> None:
+            self._first.fill_(first)
+            slot = slots[first]
+            matrix, variance = Matrix.of(slot.name, slot.shape), held.variances.get(slot.name)
+            muon.step(matrix, grad, master, states[0], variance, hyper, self._key, self._first)
+
+        self._over(held, held.region.spans(), update)
+
+    def _over(
+        self,
+        held: Held,
+        spans: list[tuple[int, int]],
+        update: Callable[[Tensor, Tensor, list[State], int], None],
+    ) -> None:
+        """The update on every piece, wherever it lives; the working copy follows."""
+
+        def work(grad: Tensor, master: Tensor, states: list[State], first: int) -> None:
+            update(grad, master, states, first)
+            if held.working is not held.master:
+                held.working[first : first + len(master)].copy_(master)
+
+        if held.shuttle is not None:
+            held.shuttle.run(lambda flats, first, count: work(*held.visitors(flats, first, count), first))
+            return
+        for first, count in spans:
+            work(*held.part(first, count), first)
+
+    # --- what a checkpoint keeps
+    def load_weights(self, parameters: Mapping[str, Tensor]) -> None:
+        for held in self._held:
+            held.settle()
+            for slot in held.region.slots:
+                slot.view(held.master).copy_(parameters[slot.name])
+                if held.working is not held.master:
+                    slot.view(held.working).copy_(slot.view(held.master))
+
+    def export_weights(self) -> dict[str, Tensor]:
+        for held in self._held:
+            held.settle()
+        return {n: t for held in self._held for n, t in held.region.views(held.master).items()}
+
+    def export_state(self) -> dict[str, Tensor]:
+        """States by parameter name as they are stored, so that a continued run continues exactly."""
+        if not self.steps:
+            return {}
+        tensors: dict[str, Tensor] = {"steps": torch.tensor(self.steps)}
+        for held in self._held:
+            held.settle()
+            for slot in held.region.slots:
+                for name, state in held.states.items():
+                    tensors |= export_moment(slot, name, state)
+            tensors |= {f"variance.{name}": t for name, t in held.variances.items()}
+        return tensors
+
+    def import_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """The reverse, from whatever storage it was saved with. Nothing saved: as in step 1."""
+        if "steps" not in tensors:
+            return
+        self.steps = int(tensors["steps"])
+        for held in self._held:
+            held.settle()
+            for slot in held.region.slots:
+                for name, state in held.states.items():
+                    import_moment(slot, name, state, tensors)
+            for name, variance in held.variances.items():
+                variance.copy_(tensors[f"variance.{name}"])
+
+
+def _in_blocks(state: State) -> State:
+    """In this shape the compiler makes one kernel of a low-bit update."""
+    if isinstance(state, Int8State):
+        return Int8State(state.codes.view(-1, BLOCK), state.scales)
+    return state.view(-1, BLOCK)

@@ -1,0 +1,47 @@
+"""How parameters learn: by which rule each of them, and how fast in which step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Size
+
+
+@dataclass(frozen=True)
+class AdamWRule:
+    betas: tuple[float, float]
+    weight_decay: float = 0.0
+    lr: float = 1.0  # times the schedule's
+    epsilon: float = 1e-8
+
+
+@dataclass(frozen=True)
+class MuonRule:
+    lr: float
+    weight_decay: float = 0.0
+    # nanochat's refinements of 2026: rows made equal before and neurons after, decay only where it agrees.
+    refined: bool = False
+
+
+Rule = AdamWRule | MuonRule
+# By name and shape of a parameter.
+Rules = Callable[[str, Size], Rule]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the schedules say of one step."""
+
+    lr: float  # times the rules' own
+    momentum: float = 0.95  # Muon's
+    decay: float = 1.0  # times Muon's weight decay
+
+
+def adamw_for_all(betas: tuple[float, float], weight_decay: float) -> Rules:
+    """nanoGPT's groups: matrices and embeddings decay, norms and biases do not."""
+
+    def rule(name: str, shape: Size) -> Rule:
+        return AdamWRule(betas, weight_decay if len(shape) >= 2 else 0.0)
+
+    return rule
