@@ -113,7 +113,7 @@ def load_config(
     notes: list[str] = []
 
     def set_value(assignment: Assignment, from_text: bool) -> None:
-        assignment = _own_name(assignment, fields)
+        assignment = _own_name(assignment, fields, from_text)
         field = _known_field(assignment, fields)
         values[field.name] = _typed(field, assignment, from_text)
         origins[field.name] = assignment.origin
@@ -121,9 +121,15 @@ def load_config(
     # `--no-compile` reads naturally for booleans.
     aliases = [f.metadata["alias"] for f in fields.values() if f.metadata["alias"]]
     negated = {f"no_{n}": n for n, f in fields.items() if f.metadata["kind"] == "bool"}
-    for argument in split_arguments(
-        arguments, lambda n: n in fields and fields[n].metadata["kind"] != "bool"
-    ):
+    negated |= {f"no_{f.metadata['alias']}": f.metadata["alias"] for f in fields.values()
+                if f.metadata["alias_values"]}  # fmt: skip
+    by_alias = {f.metadata["alias"]: f for f in fields.values() if not f.metadata["alias_values"]}
+
+    def takes_value(name: str) -> bool:
+        field = fields.get(name) or by_alias.get(name)
+        return field is not None and field.metadata["kind"] != "bool"
+
+    for argument in split_arguments(arguments, takes_value):
         if argument.name == "":
             parsed = read_config_file(
                 str(argument.value), {**dict.fromkeys({*also_known, *aliases}), **defaults, **values}
@@ -157,13 +163,18 @@ def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Fi
     return Assignment(argument.name, True, COMMAND_LINE)
 
 
-def _own_name(assignment: Assignment, fields: Mapping[str, dataclasses.Field[Any]]) -> Assignment:
+def _own_name(
+    assignment: Assignment, fields: Mapping[str, dataclasses.Field[Any]], from_text: bool
+) -> Assignment:
     """The same assignment with our knob's name and value, where it was given by another project's."""
     for name, field in fields.items():
         if assignment.name == field.metadata["alias"] != "":
             if not field.metadata["alias_values"]:
                 return Assignment(name, assignment.value, assignment.origin)
-            switch = _convert("bool", assignment.value)
+            value = assignment.value
+            if from_text and isinstance(value, str):
+                value = parse_argument_text(value)
+            switch = _convert("bool", value)
             if switch is None:
                 raise UserError(
                     f"{assignment.name} takes True or False, not {shortened(assignment.value)} "
@@ -198,6 +209,12 @@ def _typed(field: dataclasses.Field[Any], assignment: Assignment, from_text: boo
         value = raw  # --out_dir=7 means the text
     converted = _convert(kind, value)
     if converted is None:
+        if kind in ("int", "float", "tokens") and re.fullmatch(r"\s*[+-]?\d{19,}\s*", str(raw)):
+            raise UserError(
+                f"{field.name} cannot be {shortened(raw)} ({assignment.origin})", "that is too large"
+            )
+        if field.metadata["choices"]:
+            _check_range(field, str(raw), assignment)
         article = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text",
                    "tokens": "a number of tokens such as 3.2B, 100M or 5_000_000"}[kind]  # fmt: skip
         raise UserError(f"{field.name} takes {article}, not {shortened(raw)} ({assignment.origin})")

@@ -749,3 +749,24 @@ def test_the_description_covers_every_knob_once_with_its_default() -> None:
     assert entries["n_layer"][0] == "12"
     assert entries["dtype"][0] == "auto"
     assert all(text for _, text in entries.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "recompute"),
+    [
+        (["--gradient-checkpointing=1"], "block"),
+        (["--gradient_checkpointing=0"], "none"),
+        (["--gradient_checkpointing"], "block"),
+        (["--no-gradient_checkpointing"], "none"),
+    ],
+)
+def test_another_projects_switch_is_a_switch_like_ours(words: list[str], recompute: str) -> None:
+    assert load_config(RunConfig, words).recompute == recompute
+
+
+def test_numbers_too_large_and_switches_for_choices_say_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be") as refused:
+        load_config(RunConfig, ["--loss_chunk=999999999999999999999999"])
+    assert "too large" in str(refused.value)
+    with pytest.raises(UserError, match="it is one of: none, mlp, block"):
+        load_config(RunConfig, [config_file(tmp_path, "recompute = True\n")])

@@ -11,7 +11,7 @@ from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder, Shape
 from onecard.model.precision import card_has_bf16, torch_dtype
-from onecard.optim.held import Storage, card_bytes
+from onecard.optim.held import Storage, card_bytes, home_bytes
 from onecard.optim.recipe import rules_of
 from onecard.train.memory import cap_memory
 from onecard.train.step import Stepper
@@ -50,6 +50,8 @@ def build_stepper(
     if config.cuda_graphs and not graphs:
         why = "needs a CUDA card" if not device.startswith("cuda") else "cannot follow totals to the host"
         notes.append(f"cuda_graphs is not used: recording a micro-batch {why}")
+    if storage.offload != "none" and not device.startswith("cuda"):
+        notes.append("offload saves a card's memory; on the CPU it only costs a copy")
     stepper = None
     if config.eval_only:
         _only_weights(model, device, torch_dtype(dtype))
@@ -95,15 +97,21 @@ def _check_memory(shape: Shape, config: RunConfig, device: str, dtype: str, allo
         if training
         else shape.parameters * compute.itemsize
     )
+    on_card = device.startswith("cuda")
+    if training and not on_card and storage.offload != "none":
+        # On a CPU both are the same memory, and offloading only adds a copy.
+        needed += home_bytes(shape.parameters - muon, muon, storage)
     if allocator is not None:
         have, where = allocator, "vram_limit and vram_reserve leave"
-    elif device.startswith("cuda"):
+    elif on_card:
         have, where = torch.cuda.mem_get_info(device)[0], "the card has free"
     else:
         have, where = local_cpu().memory_bytes or needed, "this machine has"
     if needed > have:
         parts = "weights, gradients and the optimizer's states" if training else "the weights"
-        smaller = [] if not training or storage.offload != "none" else ["--offload=optimizer"]
+        smaller = ["--offload=optimizer"] if training and on_card and storage.offload == "none" else []
+        if training and not on_card and storage.offload != "none":
+            smaller.append("--offload=none")
         if training and not storage.low_bit:
             smaller.append("--master_weights=bf16 --optim_states=int8 (low-bit)")
         smaller.append("a smaller n_layer or n_embd")

@@ -16,6 +16,7 @@ from onecard import __version__
 from onecard.config import RunConfig
 from onecard.data.prefetch import Prefetcher
 from onecard.errors import UserError
+from onecard.hardware.machine import resolve_device
 from onecard.model.compiling import too_many_shapes
 from onecard.optim.schedule import rates, shown_rate
 from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
@@ -42,7 +43,7 @@ def train(config: RunConfig) -> Summary:
         run = open_run(config)
     except Exception as error:
         if is_out_of_memory(error):
-            raise out_of_memory(config) from error
+            raise out_of_memory(config, resolve_device(config.device)) from error
         raise
     if config.eval_only:
         return _evaluate_only(run)
@@ -87,7 +88,7 @@ class Training:
         except Exception as error:
             self._rescue()
             if is_out_of_memory(error):
-                raise out_of_memory(self.config) from error
+                raise out_of_memory(self.config, self.run.device) from error
             if (shapes := too_many_shapes(error)) is not None:
                 raise shapes from error
             raise
@@ -234,7 +235,12 @@ def _evaluate_only(run: Run) -> Summary:
     with open_display(status) as display, StopRequest() as stop:
         for note in run.notes:
             display.say(f"note: {note}", "yellow")
-        found = evaluate_both(run, display.inside, stop)
+        try:
+            found = evaluate_both(run, display.inside, stop)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise out_of_memory(run.config, run.device) from error
+            raise
         if found is not None:
             status.val_loss, status.val_bpb = found.val_loss, found.val_bpb
             summary.evaluated(found)

@@ -93,8 +93,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
-def out_of_memory(config: RunConfig) -> UserError:
+def out_of_memory(config: RunConfig, device: str) -> UserError:
     """What needs less, the cheapest first; what would be another training says so."""
+    ways = _for_training(config, on_card=device.startswith("cuda"))
+    if config.eval_only:
+        half = max(1, config.batch_size // 2)
+        ways = [
+            f"--batch_size={half} --eval_iters={2 * config.eval_iters} evaluates as much in smaller pieces"
+        ]
+    ways.append("a smaller model or a shorter --block_size needs less of everything")
+    micro_batch = f"{config.batch_size} sequences of {config.block_size} tokens"
+    return UserError(
+        "out of memory", f"a micro-batch of {micro_batch} does not fit", "\n".join(ways), exit_code=1
+    )
+
+
+def _for_training(config: RunConfig, on_card: bool) -> list[str]:
     ways = []
     if config.recompute in (None, "none", "mlp"):
         ways.append("--recompute=block keeps a tenth of the activations and computes the rest again")
@@ -102,17 +116,15 @@ def out_of_memory(config: RunConfig) -> UserError:
     if half is not None:
         more = config.sequences_per_step // half
         ways.append(f"--batch_size={half} --gradient_accumulation_steps={more} needs less for activations")
-    if config.offload in (None, "none"):
+    if not on_card:
+        pass  # the host's memory is what ran out
+    elif config.offload in (None, "none"):
         ways.append("--offload=optimizer keeps masters and moments, 12 bytes a parameter, in host memory")
     elif config.offload == "optimizer":
         ways.append("--offload=gradients keeps gradient totals in host memory too")
     if config.master_weights != "bf16" or config.optim_states != "int8":
         ways.append("--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training")
-    ways.append("a smaller model or a shorter --block_size needs less of everything")
-    micro_batch = f"{config.batch_size} sequences of {config.block_size} tokens"
-    return UserError(
-        "out of memory", f"a micro-batch of {micro_batch} does not fit", "\n".join(ways), exit_code=1
-    )
+    return ways
 
 
 def _next_smaller(batch_size: int, sequences_per_step: int) -> int | None:

@@ -72,6 +72,8 @@ def open_run(config: RunConfig) -> Run:
         longest = min(config.block_size, source.weights.shape.block_size)
         config = dataclasses.replace(config, block_size=longest).resolved()
     shape = _shape(config, source, notes)
+    if source is not None:
+        config = _as_it_is(config, shape)
     kernel = choose_kernel(shape, config, device, dtype)
     notes += make_room(shape, config, device, dtype)
 
@@ -183,10 +185,9 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
     shape = source.weights.shape
     # As in nanoGPT, the checkpoint decides the architecture; what the user asked for instead is told.
     for name in ("n_layer", "n_head", "n_embd", "vocab_size", "bias"):
-        if config.is_set(name) and getattr(config, name) not in (None, getattr(shape, name)):
-            notes.append(
-                f"{name} is {getattr(shape, name)} in the checkpoint; {getattr(config, name)} is not used"
-            )
+        if config.is_set(name) and getattr(config, name) not in (None, getattr(shape, name, False)):
+            there = getattr(shape, name, False)
+            notes.append(f"{name} is {there} in the checkpoint; {getattr(config, name)} is not used")
     if config.block_size > shape.block_size and isinstance(shape, GPT2Shape):
         raise UserError(
             f"block_size {config.block_size} is longer than the checkpoint's {shape.block_size}",
@@ -194,6 +195,13 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
             f"--block_size={shape.block_size}",
         )
     return with_block_size(shape, config.block_size)
+
+
+def _as_it_is(config: RunConfig, shape: Shape) -> RunConfig:
+    """What was asked for and not used must not be written down as what this run is."""
+    names = ("n_layer", "n_head", "n_embd", "vocab_size", "bias")
+    actual = {n: getattr(shape, n) for n in names if config.is_set(n) and hasattr(shape, n)}
+    return dataclasses.replace(config, **actual)
 
 
 def _vocabulary(data_dir: Path) -> int:

@@ -59,12 +59,25 @@ def test_advice_against_running_out_keeps_the_step_as_it_is(
     config = load_config(
         RunConfig, [f"--batch_size={batch}", f"--gradient_accumulation_steps={accumulation}"]
     )
-    hint = out_of_memory(config).hint
+    hint = out_of_memory(config, "cuda").hint
     assert (advice in hint) if advice else ("--batch_size" not in hint)
 
 
 def test_advice_goes_on_where_the_user_already_is() -> None:
     config = load_config(RunConfig, ["--recompute=block", "--offload=optimizer", "--batch_size=1"])
-    assert [line.split()[0] for line in out_of_memory(config).hint.splitlines()] == [
+    assert [line.split()[0] for line in out_of_memory(config, "cuda").hint.splitlines()] == [
         "--offload=gradients", "--master_weights=bf16", "a",
     ]  # fmt: skip
+
+
+def test_a_cpu_that_ran_out_is_not_told_to_offload() -> None:
+    hint = out_of_memory(load_config(RunConfig, []), "cpu").hint
+    assert "offload" not in hint
+    assert "--recompute=block" in hint
+
+
+def test_evaluating_alone_gets_advice_for_evaluating() -> None:
+    config = load_config(RunConfig, ["--eval_only=True", "--batch_size=12", "--eval_iters=20"])
+    hint = out_of_memory(config, "cpu").hint
+    assert "--batch_size=6 --eval_iters=40" in hint
+    assert "recompute" not in hint and "low bits" not in hint
