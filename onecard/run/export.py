@@ -1,4 +1,4 @@
-"""A run's model for other programs: Hugging Face GPT-2 folders and nanoGPT's ckpt.pt."""
+"""A run's model for other programs: Hugging Face folders and nanoGPT's ckpt.pt."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
         write_nanogpt_checkpoint(Path(target), _for_nanogpt(checkpoint))
         return f"step {checkpoint.step:,} of {out_dir} written to {target}; nanoGPT resumes from it"
     weights = weights_of_run(out_dir, step)
-    shape = _gpt2(weights.shape, out_dir)
     try:
         tokenizer = tokenizer_of(weights)
         n_vocab, eot = tokenizer.n_vocab, tokenizer.eot
     except UserError:
         n_vocab, eot = None, None  # weights alone are still worth having
-    write_huggingface_folder(Path(target), shape, weights.tensors, n_vocab=n_vocab, eot=eot)
-    told = f"{weights.description}, written to {target} as a Hugging Face GPT-2"
+    write_huggingface_folder(Path(target), weights.shape, weights.tensors, n_vocab=n_vocab, eot=eot)
+    kind = "GPT-2" if isinstance(weights.shape, GPT2Shape) else "nanochat"
+    told = f"{weights.description}, written to {target} as a Hugging Face {kind}"
     if n_vocab == 50257:
         return f"{told}; its tokenizer is AutoTokenizer.from_pretrained('gpt2')"
     return f"{told}; without a tokenizer, which transformers has not"
