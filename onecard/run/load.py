@@ -175,6 +175,11 @@ def no_checkpoint(directory: RunDirectory) -> UserError:
             if near
             else "train one first: onecard train config/demo.py",
         )
+    if nanochat_steps(directory.path):
+        return UserError(
+            f"{directory.path} holds checkpoints of nanochat, and no run of onecard",
+            hint=f"to begin a run with these weights: --init_from={directory.path}/ --out_dir=ANOTHER_FOLDER",
+        )
     return UserError(
         f"there is no checkpoint in {directory.path}",
         "the run has not reached its first evaluation, or this is not a run folder",
@@ -193,8 +198,8 @@ def tokenizer_of(weights: Weights) -> Tokenizer:
     if not weights.guess_gpt2_tokens:
         raise UserError(
             f"the tokenizer of {weights.description} is not known",
-            f"its {weights.shape.vocab_size:,} tokens are not GPT-2's; nanochat keeps what they mean in a "
-            "pickle,\nand unpickling could run any program, so onecard does not",
+            f"its {weights.shape.vocab_size:,} tokens are not GPT-2's, and no file that onecard reads says "
+            "what they mean\n(nanochat's tokenizer.pkl is a pickle: loading it could run any program)",
             "train these weights on with tokens that onecard knows, and sample that run:\n"
             f"onecard prepare FILES --name NAME --train-tokenizer {weights.shape.vocab_size}\n"
             "onecard train --init_from=PATH --dataset=NAME (new tokens take their time to be learned)",
