@@ -143,7 +143,7 @@ def export(
     step
         Which checkpoint. Default: the one `sample` would use.
     to
-        A Hugging Face GPT-2 folder, or a ckpt.pt that nanoGPT loads.
+        A Hugging Face folder (GPT-2 or nanochat, as the run is), or a ckpt.pt that nanoGPT loads.
     """
     need_package("torch", "train", "exporting")
     from onecard.run.export import export_run

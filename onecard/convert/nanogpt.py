@@ -25,6 +25,7 @@ from onecard.convert.reading import (
     load_without_executing,
     named_tensors,
     parameter_shapes,
+    plain_name,
     replacing,
     same_values,
     sizes_in,
@@ -35,7 +36,7 @@ from onecard.shapes import GPT2Shape
 # nanoGPT starts from this "best loss" before it has evaluated anything.
 _NO_LOSS_YET = 1e9
 
-_SIZES = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")
+_SIZES = {name: name for name in ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")}
 
 
 @dataclass
@@ -61,7 +62,7 @@ def read_nanogpt_checkpoint(path: Path) -> NanoGPTCheckpoint:
             "give the ckpt.pt that nanoGPT's train.py wrote into its out_dir",
         )
     found = {
-        _plain_name(name): tensor
+        plain_name(name): tensor
         for name, tensor in named_tensors(saved["model"], path).items()
         if not is_mask_buffer(name)
     }
@@ -120,11 +121,6 @@ def write_nanogpt_checkpoint(path: Path, checkpoint: NanoGPTCheckpoint) -> None:
         torch.save(saved, file)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _plain_name(name: str) -> str:
-    """Without what torch.compile (anywhere in the name) and DDP (in front) put there."""
-    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def _shape_of(model_args: object, n_tensors: int, where: Path) -> GPT2Shape:

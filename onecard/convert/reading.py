@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import re
 import secrets
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from torch import Tensor
 
 from onecard.errors import UserError
 from onecard.files import flush_to_disk
-from onecard.model.gpt2 import GPT2
-from onecard.shapes import GPT2Shape
+from onecard.model.decoder import Shape
+from onecard.model.family import model_class
 
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
+
+# Above any size of a real model, and its square is still a number that torch can lay out.
+_LARGEST_SIZE = 10**8
 
 
 def load_without_executing(path: Path) -> Any:
@@ -54,10 +58,10 @@ def load_without_executing(path: Path) -> Any:
         raise UserError(f"{path} cannot be read", f"the file is damaged: {first_line(error)}") from error
 
 
-def parameter_shapes(shape: GPT2Shape) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Names and shapes in the order of named_parameters(), which nanoGPT's model shares with ours."""
     with torch.device("meta"):
-        model = GPT2(shape)
+        model = model_class(shape)(shape)  # type: ignore[call-arg]  # an architecture brings its own parts
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -68,6 +72,24 @@ def named_tensors(value: object, where: Path | str) -> dict[str, Tensor]:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise UserError(f"{name!r} in {where} is not a tensor", f"it is of type {type(tensor).__name__}")
     return dict(value)
+
+
+def read_settings(path: Path, hint: str) -> dict[str, Any]:
+    """The object in a JSON file that lies beside weights; `hint` is for where it is missing."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}", hint=hint)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}", first_line(error)) from error
+    if not isinstance(content, dict):
+        raise UserError(f"cannot read {path}", "it is JSON, but not an object")
+    return content
+
+
+def plain_name(name: str) -> str:
+    """Without what torch.compile (anywhere in the name) and DDP (in front) put there."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def is_mask_buffer(name: str) -> bool:
@@ -109,21 +131,30 @@ def same_values(one: Tensor, other: Tensor) -> bool:
     return tied or torch.equal(one.to(torch.float32), other)
 
 
-def sizes_in(settings: dict[str, Any], names: Iterable[str], n_tensors: int, where: Path) -> dict[str, int]:
-    """The named sizes of a model by name, if a model with that many tensors can have them."""
+def sizes_in(
+    settings: Mapping[str, Any], names: Mapping[str, str], n_tensors: int, where: Path
+) -> dict[str, int]:
+    """The sizes of a model by our names, if a model with that many tensors can have them.
+
+    names: what the settings call them, by our names.
+    """
 
     def wrong(why: str) -> UserError:
         return UserError(f"the model settings in {where} are incomplete or wrong", why)
 
     sizes: dict[str, int] = {}
-    for name in names:
-        value = sizes[name] = settings.get(name, 0)
+    for ours, name in names.items():
+        value = sizes[ours] = settings.get(name, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise wrong(f"{name} is {value!r}" if name in settings else f"{name} is missing")
+    width, heads = names["n_embd"], names["n_head"]
     if sizes["n_embd"] % sizes["n_head"]:
-        raise wrong(f"n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}")
+        raise wrong(f"{width} {sizes['n_embd']} is not a multiple of {heads} {sizes['n_head']}")
     if sizes["n_layer"] > n_tensors:  # before a model of that many layers is laid out
-        raise wrong(f"n_layer is {sizes['n_layer']}, but there are only {n_tensors} tensors")
+        raise wrong(f"{names['n_layer']} is {sizes['n_layer']}, but there are only {n_tensors} tensors")
+    for ours, name in names.items():
+        if sizes[ours] > _LARGEST_SIZE:
+            raise wrong(f"{name} is {sizes[ours]}, more than any model's")
     return sizes
 
 

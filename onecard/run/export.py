@@ -1,4 +1,4 @@
-"""A run's model for other programs: Hugging Face GPT-2 folders and nanoGPT's ckpt.pt."""
+"""A run's model for other programs: Hugging Face folders and nanoGPT's ckpt.pt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onecard.convert.huggingface import write_huggingface_folder
 from onecard.convert.nanogpt import NanoGPTCheckpoint, write_nanogpt_checkpoint
 from onecard.errors import UserError
 from onecard.model.decoder import Shape
-from onecard.optim.saved import read_moment
+from onecard.optim.saved import MOMENTS, read_moment
 from onecard.run.checkpoint import Checkpoint
 from onecard.run.directory import RunDirectory
 from onecard.run.load import checkpoint_of_run, tokenizer_of, weights_of_checkpoint, weights_of_run
@@ -21,17 +21,19 @@ def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
         if Path(target).exists():
             raise UserError(f"{target} is there already", hint="name a file that does not exist yet")
         checkpoint = checkpoint_of_run(RunDirectory(out_dir), step)
-        write_nanogpt_checkpoint(Path(target), _for_nanogpt(checkpoint))
-        return f"step {checkpoint.step:,} of {out_dir} written to {target}; nanoGPT resumes from it"
+        theirs = _for_nanogpt(checkpoint)
+        write_nanogpt_checkpoint(Path(target), theirs)
+        told = f"step {checkpoint.step:,} of {out_dir} written to {target}; nanoGPT resumes from it"
+        return told if theirs.moments else f"{told}, with new moments: its AdamW has no use for Muon's"
     weights = weights_of_run(out_dir, step)
-    shape = _gpt2(weights.shape, out_dir)
     try:
         tokenizer = tokenizer_of(weights)
         n_vocab, eot = tokenizer.n_vocab, tokenizer.eot
     except UserError:
         n_vocab, eot = None, None  # weights alone are still worth having
-    write_huggingface_folder(Path(target), shape, weights.tensors, n_vocab=n_vocab, eot=eot)
-    told = f"{weights.description}, written to {target} as a Hugging Face GPT-2"
+    write_huggingface_folder(Path(target), weights.shape, weights.tensors, n_vocab=n_vocab, eot=eot)
+    kind = "GPT-2" if isinstance(weights.shape, GPT2Shape) else "nanochat"
+    told = f"{weights.description}, written to {target} as a Hugging Face {kind}"
     if n_vocab == 50257:
         return f"{told}; its tokenizer is AutoTokenizer.from_pretrained('gpt2')"
     return f"{told}; without a tokenizer, which transformers has not"
@@ -40,13 +42,16 @@ def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
 def _for_nanogpt(checkpoint: Checkpoint) -> NanoGPTCheckpoint:
     weights = weights_of_checkpoint(checkpoint)
     saved = checkpoint.optimizer_tensors()
+    by_adamw = all(f"{moment}.{name}" in saved for name in weights.tensors for moment in MOMENTS)
     return NanoGPTCheckpoint(
         shape=_gpt2(weights.shape, checkpoint.path),
         tensors={name: tensor.float() for name, tensor in weights.tensors.items()},
         moments={
             name: (read_moment(name, "exp_avg", saved), read_moment(name, "exp_avg_sq", saved))
             for name in weights.tensors
-        },
+        }
+        if by_adamw
+        else {},
         optimizer_step=int(saved["steps"]),
         step=checkpoint.step,
         best_val_loss=checkpoint.state["position"]["best_val_loss"],

@@ -1,4 +1,4 @@
-"""Find a trained model and put it on a device: from a run, a nanoGPT ckpt.pt or a GPT-2 folder."""
+"""Find a trained model and put it on a device: a run's, nanoGPT's, nanochat's or Hugging Face's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onecard.config import GPT2_NAMES, SampleConfig
 from onecard.convert.huggingface import pretrained_folder, read_huggingface_folder
+from onecard.convert.nanochat import is_nanochat_file, nanochat_steps, read_nanochat_checkpoint
 from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
@@ -20,6 +21,10 @@ from onecard.model.family import model_class, shape_from
 from onecard.model.precision import choose_dtype, torch_dtype
 from onecard.run.checkpoint import Checkpoint, best_checkpoint, damage, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory
+from onecard.shapes import GPT2Shape
+
+# GPT-2's tokens, plain and padded to a multiple of 64.
+_GPT2_VOCABULARIES = (50257, 50304)
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Weights:
     dataset: str | None = None
     tokenizer_facts: Mapping[str, Any] | None = None
     nanogpt: NanoGPTCheckpoint | None = None
+    # Whether a vocabulary of GPT-2's size may be taken for GPT-2's, where nothing else is known of it.
+    guess_gpt2_tokens: bool = True
 
     def build(self) -> Decoder:
         """The model with these weights, in fp32, on the CPU."""
@@ -68,10 +75,13 @@ def load_weights(model: Decoder, tensors: Mapping[str, Tensor]) -> None:
 
 
 def weights_of_run(out_dir: str, step: int | None) -> Weights:
-    """The model `sample` should use: onecard's checkpoint, or nanoGPT's where there is no other."""
+    """The model `sample` should use: onecard's checkpoint, or nanoGPT's or nanochat's where there is none."""
     directory = RunDirectory(out_dir)
-    if not list_checkpoints(directory.checkpoints) and directory.nanogpt_checkpoint.is_file():
-        return weights_of_nanogpt(directory.nanogpt_checkpoint)
+    if not list_checkpoints(directory.checkpoints):
+        if directory.nanogpt_checkpoint.is_file():
+            return weights_of_nanogpt(directory.nanogpt_checkpoint)
+        if nanochat_steps(directory.path):
+            return weights_of_nanochat(directory.path, step)
     return weights_of_checkpoint(checkpoint_of_run(directory, step))
 
 
@@ -120,8 +130,18 @@ def weights_of_nanogpt(path: Path) -> Weights:
     )
 
 
+def weights_of_nanochat(path: Path, step: int | None = None) -> Weights:
+    found = read_nanochat_checkpoint(path, step)
+    return Weights(
+        found.shape,
+        found.tensors,
+        f"nanochat's {found.path}, {_millions(found.shape)}",
+        guess_gpt2_tokens=False,  # nanochat always learns its own
+    )
+
+
 def weights_from(init_from: str) -> Weights:
-    """`gpt2-xl`, a Hugging Face folder, a nanoGPT ckpt.pt, or another run's folder."""
+    """`gpt2-xl`, a Hugging Face folder, a checkpoint of nanoGPT or nanochat, or another run's folder."""
     path = Path(init_from)
     if init_from in GPT2_NAMES:
         path = pretrained_folder(init_from)
@@ -130,11 +150,16 @@ def weights_from(init_from: str) -> Weights:
             f"there is nothing at {init_from} to start from", hint="check the path given as init_from"
         )
     elif path.is_file():
-        return weights_of_nanogpt(path)
-    elif not (path / "config.json").is_file() or (path / "checkpoints").is_dir():
+        return weights_of_nanochat(path) if is_nanochat_file(path) else weights_of_nanogpt(path)
+    elif not (path / "config.json").is_file() or (path / "checkpoints").is_dir() or nanochat_steps(path):
         return weights_of_run(init_from, None)
     shape, tensors = read_huggingface_folder(path)
-    return Weights(shape, tensors, f"{init_from}, {_millions(shape)}")
+    return Weights(
+        shape,
+        tensors,
+        f"{init_from}, {_millions(shape)}",
+        guess_gpt2_tokens=isinstance(shape, GPT2Shape) or shape.vocab_size in _GPT2_VOCABULARIES,
+    )
 
 
 def _millions(shape: Shape) -> str:
@@ -149,6 +174,11 @@ def no_checkpoint(directory: RunDirectory) -> UserError:
             hint=f"runs here: {', '.join(near[:6])}"
             if near
             else "train one first: onecard train config/demo.py",
+        )
+    if nanochat_steps(directory.path):
+        return UserError(
+            f"{directory.path} holds checkpoints of nanochat, and no run of onecard",
+            hint=f"to begin a run with these weights: --init_from={directory.path}/ --out_dir=ANOTHER_FOLDER",
         )
     return UserError(
         f"there is no checkpoint in {directory.path}",
@@ -165,6 +195,15 @@ def tokenizer_of(weights: Weights) -> Tokenizer:
         found = load_tokenizer(Path("data") / weights.dataset)
         if found is not None:
             return found
+    if not weights.guess_gpt2_tokens:
+        raise UserError(
+            f"the tokenizer of {weights.description} is not known",
+            f"its {weights.shape.vocab_size:,} tokens are not GPT-2's, and no file that onecard reads says "
+            "what they mean\n(nanochat's tokenizer.pkl is a pickle: loading it could run any program)",
+            "train these weights on with tokens that onecard knows, and sample that run:\n"
+            f"onecard prepare FILES --name NAME --train-tokenizer {weights.shape.vocab_size}\n"
+            "onecard train --init_from=PATH --dataset=NAME (new tokens take their time to be learned)",
+        )
     if weights.shape.vocab_size < 50257:
         raise UserError(
             f"the tokenizer of {weights.description} is not known",

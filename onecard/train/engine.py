@@ -13,6 +13,7 @@ from onecard.model.decoder import Decoder, Shape
 from onecard.model.precision import card_has_bf16, torch_dtype
 from onecard.optim.held import Storage, card_bytes, home_bytes
 from onecard.optim.recipe import rules_of
+from onecard.shapes import GPT2Shape
 from onecard.train.memory import cap_memory
 from onecard.train.step import Stepper
 
@@ -131,6 +132,8 @@ def _layer_parameters(shape: Shape) -> int:
 
 def _check_dropout(shape: Shape, config: RunConfig) -> None:
     """Masks count attention weights in 32 bits."""
+    if config.dropout and not isinstance(shape, GPT2Shape):
+        raise UserError(f"a model of architecture {shape.arch} has no dropout", hint="--dropout=0")
     if config.dropout and shape.n_head * config.block_size**2 >= 2**31:
         raise UserError(
             f"dropout does not reach block_size {config.block_size} with {shape.n_head} heads",

@@ -185,8 +185,8 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
     shape = source.weights.shape
     # As in nanoGPT, the checkpoint decides the architecture; what the user asked for instead is told.
     for name in ("n_layer", "n_head", "n_embd", "vocab_size", "bias"):
-        if config.is_set(name) and getattr(config, name) not in (None, getattr(shape, name, False)):
-            there = getattr(shape, name, False)
+        there = getattr(shape, name, False)  # not every architecture has biases to choose
+        if config.is_set(name) and getattr(config, name) not in (None, there):
             notes.append(f"{name} is {there} in the checkpoint; {getattr(config, name)} is not used")
     if config.block_size > shape.block_size and isinstance(shape, GPT2Shape):
         raise UserError(

@@ -105,6 +105,14 @@ def test_a_run_goes_to_hugging_face_and_nanogpt_and_back(run_folder: Path) -> No
     assert torch.equal(exp_avg, saved["exp_avg.transformer.wpe.weight"])
 
 
+def test_a_run_that_learned_by_muon_goes_to_nanogpt_without_its_moments(run_folder: Path) -> None:
+    train(load_config(RunConfig, [*SMALL, "--optimizer=muon", "--out_dir=muon", "--max_iters=1"]))
+    assert "new moments" in export_run("muon", "muon.pt", step=None, to="nanogpt")
+    again, original = weights_from("./muon.pt"), weights_of_run("muon", None)
+    assert again.nanogpt is not None and again.nanogpt.moments == {}
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in original.tensors.items())
+
+
 def test_training_starts_from_another_runs_weights(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

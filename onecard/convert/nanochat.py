@@ -1,0 +1,154 @@
+"""nanochat's own checkpoints: a file of weights, `model_021400.pt`, with its settings in `meta_021400.json`.
+
+Optimizer states lie in files of their own and are not read: Muon's momenta fit no optimizer here. Rotary
+tables are not saved. Embeddings are stored in bf16, everything else in fp32.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onecard.convert.layout import layout_of, packed, shapes_there
+from onecard.convert.reading import (
+    EMBEDDING,
+    HEAD,
+    checked_tensors,
+    load_without_executing,
+    named_tensors,
+    parameter_shapes,
+    plain_name,
+    read_settings,
+    sizes_in,
+)
+from onecard.errors import UserError
+from onecard.shapes import NanochatShape
+
+_MODEL_FILE = re.compile(r"model_(\d+)\.pt")
+_SIZES = {
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "n_embd": "n_embd",
+    "vocab_size": "vocab_size",
+    "block_size": "sequence_len",
+}
+# Since December 2025 embedding and head have rows up to a multiple of this; their logits are cut off.
+_PADDED_TO = 64
+
+
+@dataclass
+class NanochatCheckpoint:
+    path: Path
+    step: int
+    shape: NanochatShape
+    tensors: dict[str, Tensor]
+
+
+def nanochat_steps(folder: Path) -> dict[int, Path]:
+    """The files of weights that nanochat left in a folder, by step, oldest first."""
+    found = ((_MODEL_FILE.fullmatch(path.name), path) for path in folder.glob("model_*.pt"))
+    steps = {int(match[1]): path for match, path in found if match and path.is_file()}
+    return dict(sorted(steps.items()))
+
+
+def is_nanochat_file(path: Path) -> bool:
+    return path.is_file() and _MODEL_FILE.fullmatch(path.name) is not None
+
+
+def read_nanochat_checkpoint(path: Path, step: int | None = None) -> NanochatCheckpoint:
+    """path: one file of weights, or a folder of them, from which `step` or the newest is read."""
+    if path.is_dir():
+        path = _chosen(path, step)
+    match = _MODEL_FILE.fullmatch(path.name)
+    assert match is not None
+    config = _model_config(path)
+    found = named_tensors(load_without_executing(path), path)
+    found = {plain_name(name): tensor for name, tensor in found.items()}
+    if _is_of_2026(config, found):
+        shape, tensors = _read_2026(config, found, path)
+    else:
+        shape, tensors = _read_2025(config, found, path)
+    return NanochatCheckpoint(path, int(match[1]), shape, tensors)
+
+
+def _chosen(folder: Path, step: int | None) -> Path:
+    steps = nanochat_steps(folder)
+    if not steps:
+        raise UserError(f"there is no checkpoint of nanochat in {folder}", "it has no file model_NNNNNN.pt")
+    if step is None:
+        return steps[max(steps)]
+    if step not in steps:
+        there = ", ".join(map(str, steps))
+        raise UserError(f"there is no checkpoint of step {step} in {folder}", f"there are: {there}")
+    return steps[step]
+
+
+def _meta_file(model: Path) -> Path:
+    return model.with_name(model.name.replace("model_", "meta_")).with_suffix(".json")
+
+
+def _model_config(model: Path) -> dict[str, Any]:
+    meta = _meta_file(model)
+    hint = f"it tells the model's sizes: copy it from where {model.name} was written"
+    config = read_settings(meta, hint).get("model_config")
+    if not isinstance(config, dict):
+        raise UserError(
+            f"{meta} does not describe a model of nanochat", "it has no 'model_config' with the model's sizes"
+        )
+    return config
+
+
+def _is_of_2026(config: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+    return "resid_lambdas" in tensors or "window_pattern" in config
+
+
+def _read_2026(
+    config: dict[str, Any], tensors: dict[str, Tensor], where: Path
+) -> tuple[NanochatShape, dict[str, Tensor]]:
+    """The place where nanochat's models since January 2026 will be mapped."""
+    raise UserError(
+        f"{where} is a model of nanochat's generation of 2026, which is not supported yet",
+        "it has weighted residuals ('resid_lambdas') or sliding windows ('window_pattern'); "
+        "onecard computes the architecture of October 2025, without them",
+    )
+
+
+def _read_2025(
+    config: dict[str, Any], found: dict[str, Tensor], where: Path
+) -> tuple[NanochatShape, dict[str, Tensor]]:
+    meta = _meta_file(where)
+    shape = NanochatShape(**sizes_in(config, _SIZES, len(found), meta))
+    kv_heads = config.get("n_kv_head", shape.n_head)
+    if kv_heads != shape.n_head:
+        raise UserError(
+            f"{where} shares keys and values between heads, which onecard cannot compute",
+            f"it has {shape.n_head} heads for queries and {kv_heads} for keys and values (n_kv_head)",
+        )
+    if shape.head_dim % 2:
+        raise UserError(
+            f"the model settings in {meta} are incomplete or wrong",
+            f"heads of {shape.head_dim} channels cannot be rotated: the number must be even",
+        )
+    shapes = parameter_shapes(shape)
+    layout = layout_of(shapes, _their_names)
+    theirs = checked_tensors(_without_padding(found, shape.vocab_size), shapes_there(shapes, layout), where)
+    return shape, packed(theirs, layout)
+
+
+def _without_padding(found: dict[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """Padded rows took no part in nanochat's loss; kept, they would in ours."""
+    padded = -(-vocab_size // _PADDED_TO) * _PADDED_TO
+    for name in (EMBEDDING, HEAD):
+        if name in found and found[name].dim() == 2 and len(found[name]) == padded:
+            found = {**found, name: found[name][:vocab_size]}
+    return found
+
+
+def _their_names(name: str) -> tuple[str, ...]:
+    if ".c_attn." not in name:
+        return (name,)
+    return tuple(name.replace("c_attn", part) for part in ("c_q", "c_k", "c_v"))
