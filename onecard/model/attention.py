@@ -141,7 +141,7 @@ def _attend_window(kernel: str, q: Tensor, k: Tensor, v: Tensor, window: int) ->
     else:
         # This kernel counts the query's own key with its window.
         y, lse, *_ = aten._efficient_attention_forward(
-            q, k, v, None, None, None, T, T, 0.0, _CAUSAL, True, window_size=window + 1
+            q, k, v, None, None, None, None, None, 0.0, _CAUSAL, True, window_size=window + 1
         )
     return y.contiguous(), lse
 

@@ -4,9 +4,9 @@
     q, k, v = c_attn(norm(u)),  v += gate · value embedding of the token, in alternate layers
     x_mid = u + c_proj(attention(q, k, v)),  out = x_mid + MLP(norm(x_mid)) as in October 2025
 
-Kept are the same ten values of width D as GPT-2's layer keeps (see gpt2_block.py): x, qkv, y, x_mid, h. Of
-the values their sum with the embedding is kept, which is all the backward pass needs; u, norms, rotations
-and gates are computed again. x0 is one tensor for all layers.
+Kept are the same ten values of width D as GPT-2's layer keeps (see gpt2_block.py): x, qkv, y, x_mid, h.
+u, norms, rotations, gates and the values' sums with embeddings are computed again: changed inside qkv, they
+would have the compiler copy all of it. x0 is one tensor for all layers.
 
 Numbers that mix, gates and the gradient of x0, a sum over all layers, are fp32.
 Shapes: B sequences, T tokens, D width, H heads, Q channels per head, G channels that open a gate.
@@ -89,8 +89,9 @@ def block_decode(
     fresh = cache.length == 0
     assert fresh or x_BTD.shape[1] == 1, "a cache grows by one prompt, then token by token"
     u_BTD = _mixed(x_BTD, beside)
-    q, k, v = heads(_qkv(u_BTD, w, spec, beside), spec.n_head)
-    k, v = cache.append(_placed(k, beside.angles), v)
+    n_BTD = rms_norm(u_BTD)[0]
+    q, k, v = heads(linear(n_BTD, w.matrices.c_attn_weight), spec.n_head)
+    k, v = cache.append(_placed(k, beside.angles), _values(v, n_BTD, w, spec, beside))
     seen_TT = None
     if spec.window is not None and k.shape[2] > spec.window + 1:
         if fresh:
@@ -123,13 +124,14 @@ def block_backward(
         dx_mid_BTD.to(dtype), kept.y_BTD, w.matrices.attn_c_proj_weight, totals.matrices.attn_c_proj_weight,
         None, noise_key, 2,
     )  # fmt: skip
+    n_BTD, factor = rms_norm(_mixed(kept.x_BTD, beside))
     q, k, v = heads(kept.qkv_BTE, spec.n_head)
+    v = _values(v, n_BTD, w, spec, beside)
     dy_BHTQ, y_BHTQ = (split_heads(t, spec.n_head) for t in (dy_BTD, kept.y_BTD))
     placed = _placed(q, beside.angles), _placed(k, beside.angles)
     dq, dk, dv = attend_backward(spec.attention, dy_BHTQ, *placed, v, y_BHTQ, kept.lse, spec.window)
     dq, dk = _placed_backward(dq, q, beside.angles), _placed_backward(dk, k, beside.angles)
     dqkv_BTE = torch.cat([merged(g) for g in (dq, dk, dv)], dim=-1)
-    n_BTD, factor = rms_norm(_mixed(kept.x_BTD, beside))
     dn_BTD = linear_backward(
         dqkv_BTE, n_BTD.to(dtype), w.matrices.c_attn_weight, totals.matrices.c_attn_weight, None, noise_key, 3
     )
@@ -148,10 +150,11 @@ def _keep(first: tuple[Tensor, ...], w: BlockTensors, spec: BlockSpec, beside: B
         return Kept(x, qkv, y, lse, x_mid, hidden(x_mid, w.matrices))
     (x_BTD,) = first
     u_BTD = _mixed(x_BTD, beside)
-    qkv_BTE = _qkv(u_BTD, w, spec, beside)
+    n_BTD = rms_norm(u_BTD)[0]
+    qkv_BTE = linear(n_BTD, w.matrices.c_attn_weight)
     q, k, v = heads(qkv_BTE, spec.n_head)
     placed = _placed(q, beside.angles), _placed(k, beside.angles)
-    y_BHTQ, lse = attend(spec.attention, *placed, v, spec.window)
+    y_BHTQ, lse = attend(spec.attention, *placed, _values(v, n_BTD, w, spec, beside), spec.window)
     y_BTD = merged(y_BHTQ)
     x_mid_BTD = attention_output(u_BTD, y_BTD, w.matrices)
     return Kept(x_BTD, qkv_BTE, y_BTD, lse, x_mid_BTD, hidden(x_mid_BTD, w.matrices))
@@ -173,15 +176,13 @@ def _mixed_backward(du_BTD: Tensor, x_BTD: Tensor, beside: Beside) -> Tensor:
     return (du_BTD * resid).to(x_BTD.dtype)
 
 
-def _qkv(u_BTD: Tensor, w: BlockTensors, spec: BlockSpec, beside: Beside) -> Tensor:
-    """Queries, keys and values, these with the token's embedding where the layer has one."""
-    n_BTD = rms_norm(u_BTD)[0]
-    qkv_BTE = linear(n_BTD, w.matrices.c_attn_weight)
-    if spec.value_embedding:
-        gated_BTHQ = _gate(n_BTD, w) * _value_embeddings(w, beside, spec.n_head)
-        values_BTD = qkv_BTE[..., 2 * n_BTD.shape[-1] :]
-        values_BTD.add_(gated_BTHQ.flatten(2))
-    return qkv_BTE
+def _values(v_BHTQ: Tensor, n_BTD: Tensor, w: BlockTensors, spec: BlockSpec, beside: Beside) -> Tensor:
+    """What attention mixes: values, with the token's embedding where the layer has one."""
+    if not spec.value_embedding:
+        return v_BHTQ
+    v_BTHQ = v_BHTQ.transpose(1, 2)
+    sum_BTHQ = _wide(v_BTHQ) + _gate(n_BTD, w) * _value_embeddings(w, beside, spec.n_head)
+    return sum_BTHQ.to(v_BHTQ.dtype).transpose(1, 2)
 
 
 def _gate(n_BTD: Tensor, w: BlockTensors) -> Tensor:
