@@ -283,6 +283,8 @@ def windowed_kernel(kernel: str, head_dim: int, dtype: torch.dtype, device: torc
             grads = attend_backward(candidate, dy, q, k, v, y, lse, window=16)
             if all(bool(g.isfinite().all()) for g in (y, *grads)):
                 return candidate
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the kernel
         except (RuntimeError, NotImplementedError):
             continue
     return "open"

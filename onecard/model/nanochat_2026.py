@@ -136,10 +136,10 @@ class Nanochat2026(Decoder):
     def layer_specs(self) -> list[BlockSpec]:
         spec, head = self.spec, self.lm_head.weight
         windowed = windowed_kernel(spec.attention, self.shape.head_dim, head.dtype, head.device)
-        limited = spec._replace(attention=windowed)
+        limited, with_values = spec._replace(attention=windowed), self.shape.layers_with_value_embedding
         return [
             (limited._replace(window=window) if window < self.shape.block_size else spec)._replace(
-                value_embedding=number in self.shape.layers_with_value_embedding
+                value_embedding=number in with_values
             )
             for number, window in enumerate(self.shape.windows)
         ]
@@ -186,11 +186,12 @@ class Nanochat2026(Decoder):
         totals: list[SharedTotals | None] = [None] * self.shape.n_layer
         if torch.is_grad_enabled():
             x0_total_BTD = torch.zeros_like(x_BTD, dtype=wide, requires_grad=False)
-            totals = [SharedTotals(total_4[:2], x0_total_BTD) for total_4 in torch.zeros_like(mix_L4)]
+            rows = torch.zeros_like(mix_L4)[:, :2].unbind()
+            totals = [SharedTotals(mix_total_2, x0_total_BTD) for mix_total_2 in rows]
         x0_BTD = x_BTD.detach()
         return [
-            Beside(angles, tokens_BT, x0_BTD, mix_4[:2], total)
-            for mix_4, total in zip(mix_L4, totals, strict=True)
+            Beside(angles, tokens_BT, x0_BTD, mix_2, total)
+            for mix_2, total in zip(mix_L4[:, :2].unbind(), totals, strict=True)
         ]
 
     def _begin_backward(
