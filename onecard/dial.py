@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from onecard.shapes import NanochatShape
+from onecard.shapes import Nanochat2026Shape, NanochatShape
 
 _REFERENCE_DEPTH = 12
 _REFERENCE_BATCH = 2**19
@@ -40,7 +40,7 @@ GENERATIONS = {
         final_lr_frac=0.0, grad_clip=1.0,
     ),
     2026: Generation(
-        NanochatShape, vocab_size=32768, tokens_per_parameter=12, matrix_lr=0.02, embedding_lr=0.3,
+        Nanochat2026Shape, vocab_size=32768, tokens_per_parameter=12, matrix_lr=0.02, embedding_lr=0.3,
         unembedding_lr=0.008, scalar_lr=0.5, weight_decay=0.28, warmup_iters=40, warmdown_ratio=0.65,
         final_lr_frac=0.05, grad_clip=0.0,
     ),

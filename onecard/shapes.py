@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from onecard.errors import UserError
+
 
 @dataclass(frozen=True)
 class GPT2Shape:
@@ -111,4 +113,97 @@ class NanochatShape:
         return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size
 
 
-SHAPES: dict[str, Any] = {shape.arch: shape for shape in (GPT2Shape, NanochatShape)}
+@dataclass(frozen=True)
+class Nanochat2026Shape:
+    """What determines the tensors of nanochat's architecture of 2026.
+
+    NanochatShape's, and: most layers see a window of the past only, alternate layers add an embedding of
+    the token to its values, and a few numbers mix what layers pass on (model/nanochat_2026.py).
+    """
+
+    arch: ClassVar[str] = "nanochat-2026"
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    vocab_size: int
+    block_size: int
+    window_pattern: str = "SSSL"  # of layer after layer, again and again: short or long
+    value_embeddings: bool = True  # False: without, to compare models of as many parameters
+
+    # Channels of the stream that decide how much of a value embedding, or of the token before, is let in.
+    value_gate_channels: ClassVar[int] = 12
+    smear_gate_channels: ClassVar[int] = 24
+
+    def __post_init__(self) -> None:
+        if not self.window_pattern or set(self.window_pattern) - set("SL"):
+            raise UserError(
+                f"window_pattern is '{self.window_pattern}'",
+                "it says layer by layer how far attention reaches: S a quarter of block_size, L all of it",
+                "nanochat's is SSSL",
+            )
+        if self.n_embd < self.smear_gate_channels:
+            raise UserError(
+                f"n_embd is {self.n_embd}",
+                f"this architecture reads a gate from the first {self.smear_gate_channels} channels",
+                f"--n_embd={self.smear_gate_channels} or more",
+            )
+
+    @classmethod
+    def of_depth(cls, depth: int, vocab_size: int, block_size: int) -> Nanochat2026Shape:
+        """nanochat's one dial: 64 wide per layer, rounded up to whole heads of 128."""
+        n_head = -(-64 * depth // 128)
+        return cls(depth, n_head, 128 * n_head, vocab_size, block_size)
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Of every layer: how many tokens before its own a query sees. The last layer's is always long."""
+        short = -(-self.block_size // (4 * 128)) * 128  # whole tiles of the kernels
+        reach = {"S": min(short, self.block_size), "L": self.block_size}
+        pattern = [self.window_pattern[i % len(self.window_pattern)] for i in range(self.n_layer - 1)]
+        return tuple(reach[letter] for letter in [*pattern, "L"])
+
+    @property
+    def layers_with_value_embedding(self) -> tuple[int, ...]:
+        """Every other one, the last among them."""
+        if not self.value_embeddings:
+            return ()
+        return tuple(range((self.n_layer - 1) % 2, self.n_layer, 2))
+
+    @property
+    def middle_layer(self) -> int:
+        """Whose output is taken off the last layer's again."""
+        return self.n_layer // 2
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def parameters_by_part(self) -> dict[str, int]:
+        width, with_values = self.n_embd, len(self.layers_with_value_embedding)
+        return {
+            "token embedding": self.vocab_size * width,
+            "head": self.vocab_size * width,
+            "value embeddings": with_values * self.vocab_size * width,
+            "attention": self.n_layer * 4 * width * width,
+            "mlp": self.n_layer * 8 * width * width,
+            "gates": with_values * self.n_head * self.value_gate_channels + self.smear_gate_channels,
+            "scalars": 2 * self.n_layer + 2,  # two numbers per layer, one for smearing, one for backing out
+        }
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.parameters_by_part().values())
+
+    @property
+    def flops_per_token(self) -> int:
+        """6N + 12·H·Q·window of every layer, N the matrices: embeddings are looked up, scalars multiply."""
+        parts = self.parameters_by_part()
+        n = sum(parts[name] for name in ("head", "attention", "mlp", "gates"))
+        return 6 * n + 12 * self.n_head * self.head_dim * sum(self.windows)
+
+
+SHAPES: dict[str, Any] = {shape.arch: shape for shape in (GPT2Shape, NanochatShape, Nanochat2026Shape)}

@@ -99,7 +99,7 @@ def _read_prompt(
     logits_1V = model.next_logits(prompt_1T, prompt_cache)
     cache = model.new_cache(samples, capacity)
     for layer, prompt_layer in zip(cache, prompt_cache, strict=True):
-        layer.append(prompt_layer.k_BHTQ, prompt_layer.v_BHTQ)
+        layer.take(prompt_layer)
     return logits_1V.expand(samples, -1), cache
 
 

@@ -13,16 +13,20 @@ from onecard.errors import UserError
 # Of one function: micro-batches of up to five sizes, each with a ragged last one, and those of evaluation.
 # More means that something unforeseen changes from call to call.
 _MOST_SHAPES = 16
+_kinds_of_layers = 1  # each has the shapes above
 
 
-def limit_recompiling() -> None:
+def limit_recompiling(kinds: int | None = None) -> None:
     """More shapes than foreseen are an error, not a silent fall to uncompiled code (with fullgraph).
 
     The compiler's settings belong to a thread, and backward passes on a GPU have one of their own: there
     this is called again, and does nothing where nothing is compiled.
     """
-    if "torch._dynamo" in sys.modules and torch._dynamo.config.recompile_limit != _MOST_SHAPES:
-        torch._dynamo.config.recompile_limit = _MOST_SHAPES
+    global _kinds_of_layers
+    _kinds_of_layers = kinds or _kinds_of_layers
+    most = _MOST_SHAPES * _kinds_of_layers
+    if "torch._dynamo" in sys.modules and torch._dynamo.config.recompile_limit != most:
+        torch._dynamo.config.recompile_limit = most
 
 
 def graphs_compiled() -> int:

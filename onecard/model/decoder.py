@@ -69,7 +69,7 @@ class Parts(NamedTuple):
     block_forward: Callable[..., tuple[Tensor, ...]]
     block_backward: Callable[..., Tensor]
     norm_forward: Callable[..., tuple[Tensor, ...]]
-    norm_backward: Callable[..., Tensor]
+    norm_backward: Callable[..., Tensor | tuple[Tensor, ...]]
     chunk_loss: Callable[..., Tensor]
 
 
@@ -89,11 +89,12 @@ class LayerRun:
     number: int
     weights: Tensors
     totals: Tensors | None
-    beside: Any  # what its functions need besides x: dropout's keys, rotary angles
+    beside: Any  # what its functions need besides x: dropout's keys, rotary angles, what all layers share
     noise_key: Tensor | None
     visitor: LayerVisitor | None
 
-    def forward(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x_BTD: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        assert not others, "what comes from elsewhere is in `beside`"
         return self.parts.block_forward(x_BTD, self.weights, self.spec, self.beside)
 
     def backward(self, dout_BTD: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
@@ -110,17 +111,17 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class NormRun:
-    """The last norm, likewise: it keeps its input. Its tensors are weights and totals, as it has them."""
+    """The last norm, likewise: it keeps its inputs. Its tensors are weights and totals, as it has them."""
 
     parts: Parts
     weights: tuple[Tensor | None, ...]
     totals: tuple[Tensor | None, ...]
     dtype: torch.dtype
 
-    def forward(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        return self.parts.norm_forward(x_BTD, self.dtype, *self.weights)
+    def forward(self, x_BTD: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        return self.parts.norm_forward(x_BTD, *others, self.dtype, *self.weights)
 
-    def backward(self, dn_BTD: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+    def backward(self, dn_BTD: Tensor, kept: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         return self.parts.norm_backward(dn_BTD, *kept, *self.weights, *self.totals)
 
 
@@ -132,6 +133,7 @@ class Decoder(nn.Module):
     kept_fields: Mapping[str, int]  # by the setting of `recompute`
     loss_options = LossOptions()
     head_name = "lm_head.weight"  # the parameter that the head's gradient belongs to
+    middle_layer: int | None = None  # whose output the last norm takes too, where it does
 
     def __init__(self, shape: Any, parts: Parts) -> None:
         super().__init__()
@@ -151,6 +153,17 @@ class Decoder(nn.Module):
     def spec(self) -> Any:
         """What is constant in all layers, and compiled in."""
 
+    def layer_specs(self) -> list[Any]:
+        """`spec` for every layer, where layers are of several kinds; each kind is compiled once."""
+        return [self.spec] * self.shape.n_layer
+
+    def _place(self, name: str) -> tuple[int, str] | None:
+        """The layer a parameter belongs to and its name within, None where it belongs to none."""
+        if not name.startswith("transformer.h."):
+            return None
+        _, _, layer, within = name.split(".", 3)
+        return int(layer), within
+
     @abstractmethod
     def _block_tensors(self, by_name: Mapping[str, Tensor]) -> Tensors:
         """A layer's tensors in the order its functions take, from names within the layer."""
@@ -164,12 +177,20 @@ class Decoder(nn.Module):
         """The residual stream that enters the first layer."""
 
     @abstractmethod
-    def _begin_backward(self, tokens_BT: Tensor, dx_BTD: Tensor, dropout: DropoutKeys | None) -> None:
-        """Add the gradients of what `_begin` is made of to their totals."""
+    def _begin_backward(
+        self, tokens_BT: Tensor, dx_BTD: Tensor, beside: list[Any], dropout: DropoutKeys | None
+    ) -> None:
+        """Add the gradients of what `_begin` and `_beside` are made of to their totals."""
+
+    def _begin_decoding(self, tokens_BT: Tensor, cache: list[LayerCache]) -> Tensor:
+        """`_begin` of tokens that follow those in the cache."""
+        return self._begin(tokens_BT, cache[0].length, None)
 
     @abstractmethod
-    def _beside(self, first_position: int, length: int, dropout: DropoutKeys | None) -> list[Any]:
-        """For every layer, what its functions take besides x."""
+    def _beside(
+        self, tokens_BT: Tensor, x_BTD: Tensor, first_position: int, dropout: DropoutKeys | None
+    ) -> list[Any]:
+        """For every layer, what its functions take besides x, of what enters the first layer."""
 
     @abstractmethod
     def use_block_size(self, block_size: int) -> None:
@@ -179,7 +200,9 @@ class Decoder(nn.Module):
     def _last_norm(self) -> Layer: ...
 
     @abstractmethod
-    def _decode_layer(self, x_BTD: Tensor, weights: Tensors, beside: Any, cache: LayerCache) -> Tensor: ...
+    def _decode_layer(
+        self, x_BTD: Tensor, weights: Tensors, spec: Any, beside: Any, cache: LayerCache
+    ) -> Tensor: ...
 
     # --- weights and totals
     @classmethod
@@ -215,12 +238,15 @@ class Decoder(nn.Module):
         """Add gradients to these tensors from now on."""
         self._visitor = visitor
         self._totals = dict(totals)
+        self._layer_totals = self._by_layer(totals)
+
+    def _by_layer(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
         of_layer: list[dict[str, Tensor]] = [{} for _ in range(self.shape.n_layer)]
-        for name, total in totals.items():
-            if name.startswith("transformer.h."):
-                _, _, layer, within = name.split(".", 3)
-                of_layer[int(layer)][within] = total
-        self._layer_totals = [self._block_tensors(by_name) for by_name in of_layer]
+        for name, tensor in tensors.items():
+            place = self._place(name)
+            if place is not None:
+                of_layer[place[0]][place[1]] = tensor
+        return [self._block_tensors(by_name) for by_name in of_layer]
 
     def layer_matrices(self) -> set[str]:
         """Names of the matrices inside layers: their totals may be bf16."""
@@ -233,9 +259,7 @@ class Decoder(nn.Module):
     def _layers(self) -> list[Tensors]:
         """Every layer's weights, collected once: walking the modules takes as long as a small layer."""
         if not self._layer_weights:
-            self._layer_weights = [
-                self._block_tensors(dict(block.named_parameters())) for block in self.transformer.h
-            ]
+            self._layer_weights = self._by_layer(dict(self.named_parameters()))
         return self._layer_weights
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -243,10 +267,10 @@ class Decoder(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def compile_parts(self, backend: str = "inductor") -> None:
-        """Compile a layer's two passes: all layers share one compilation, and start-up stays short."""
+        """Compile a layer's two passes: layers of a kind share one compilation, and start-up stays short."""
         import torch._dynamo
 
-        limit_recompiling()
+        limit_recompiling(kinds=len(set(self.layer_specs())))
 
         def compiled(function: Any) -> Any:
             return torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
@@ -278,7 +302,8 @@ class Decoder(nn.Module):
         training = scale is not None
         with torch.set_grad_enabled(training):
             x_BTD = self._begin(tokens_BT, 0, dropout).requires_grad_(training)
-            n_BTD = self._through_layers(x_BTD, dropout, noise_key)
+            beside = self._beside(tokens_BT, x_BTD, 0, dropout)
+            n_BTD = self._through_layers(x_BTD, beside, noise_key)
             loss = linear_cross_entropy(
                 n_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten(),
                 chunk=self.loss_chunk, scale=scale, options=self.loss_options,
@@ -288,7 +313,7 @@ class Decoder(nn.Module):
             if training:
                 loss.backward()  # type: ignore[no-untyped-call]
                 assert x_BTD.grad is not None
-                self._begin_backward(tokens_BT, x_BTD.grad, dropout)
+                self._begin_backward(tokens_BT, x_BTD.grad, beside, dropout)
         return loss.detach()
 
     @torch.no_grad()
@@ -310,24 +335,27 @@ class Decoder(nn.Module):
         )  # fmt: skip
         return total, apart
 
-    def _through_layers(self, x_BTD: Tensor, dropout: DropoutKeys | None, noise_key: Tensor | None) -> Tensor:
+    def _through_layers(self, x_BTD: Tensor, beside: list[Any], noise_key: Tensor | None) -> Tensor:
         """From the embedding to the normalised last hidden state."""
-        n_layer, spec = self.shape.n_layer, self.spec
+        n_layer = self.shape.n_layer
         nothing: list[None] = [None] * n_layer
         totals = self._layer_totals if torch.is_grad_enabled() else nothing
-        beside = self._beside(0, x_BTD.shape[1], dropout)
         # A key of its own for every layer's rounding, for the same reason as dropout's.
         noise = nothing if noise_key is None else keys_for_layers(noise_key[None], n_layer)[:, 0]
-        layers = zip(self._layers(), totals, beside, noise, strict=True)
-        for number, (weights, total, extra, key) in enumerate(layers):
+        layers = zip(self.layer_specs(), self._layers(), totals, beside, noise, strict=True)
+        middle: tuple[Tensor, ...] = ()
+        for number, (spec, weights, total, extra, key) in enumerate(layers):
             layer = LayerRun(self._parts, spec, number, weights, total, extra, key, self._visitor)
             x_BTD = run_layer(x_BTD, layer, self.kept_fields[self.recompute])
-        return run_layer(x_BTD, self._last_norm(), fields=1)
+            if number == self.middle_layer:
+                middle = (x_BTD,)
+        return run_layer(x_BTD, self._last_norm(), 1, *middle)
 
     @torch.no_grad()
     def hidden(self, tokens_BT: Tensor, dropout: DropoutKeys | None = None) -> Tensor:
         """The normalised last hidden state."""
-        return self._through_layers(self._begin(tokens_BT, 0, dropout), dropout, None)
+        x_BTD = self._begin(tokens_BT, 0, dropout)
+        return self._through_layers(x_BTD, self._beside(tokens_BT, x_BTD, 0, dropout), None)
 
     @torch.no_grad()
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -344,12 +372,16 @@ class Decoder(nn.Module):
     def next_logits(self, tokens_BT: Tensor, cache: list[LayerCache]) -> Tensor:
         """Logits (B, V) after the last of these tokens; the cache holds what came before them."""
         position = cache[0].length
-        x_BTD = self._begin(tokens_BT, position, None)
-        beside = self._beside(position, tokens_BT.shape[1], None)
+        x_BTD = self._begin_decoding(tokens_BT, cache)
+        beside = self._beside(tokens_BT, x_BTD, position, None)
+        layers = zip(self._layers(), self.layer_specs(), beside, cache, strict=True)
+        middle: tuple[Tensor, ...] = ()
         with sdpa_kernel(_DECODING_BACKENDS):
-            for weights, extra, layer_cache in zip(self._layers(), beside, cache, strict=True):
-                x_BTD = self._decode_layer(x_BTD, weights, extra, layer_cache)
-        last_B1D = self._last_norm().forward(x_BTD[:, -1:])[0]
+            for number, layer in enumerate(layers):
+                x_BTD = self._decode_layer(x_BTD, *layer)
+                if number == self.middle_layer:
+                    middle = (x_BTD[:, -1:],)
+        last_B1D = self._last_norm().forward(x_BTD[:, -1:], *middle)[0]
         return self._capped(F.linear(last_B1D[:, 0], self.lm_head.weight))
 
     def _capped(self, logits: Tensor) -> Tensor:

@@ -8,9 +8,14 @@ from onecard.errors import UserError
 from onecard.model.decoder import Decoder, Shape
 from onecard.model.gpt2 import GPT2
 from onecard.model.nanochat import Nanochat
-from onecard.shapes import SHAPES, GPT2Shape, NanochatShape
+from onecard.model.nanochat_2026 import Nanochat2026
+from onecard.shapes import SHAPES, GPT2Shape, Nanochat2026Shape, NanochatShape
 
-_MODELS: dict[type, type[Decoder]] = {GPT2Shape: GPT2, NanochatShape: Nanochat}
+_MODELS: dict[type, type[Decoder]] = {
+    GPT2Shape: GPT2,
+    NanochatShape: Nanochat,
+    Nanochat2026Shape: Nanochat2026,
+}
 
 
 def model_class(shape: Shape) -> type[Decoder]:

@@ -128,7 +128,9 @@ class GPT2(Decoder):
         x_BTD = x_BTD + wpe_TD[first_position : first_position + T]
         return x_BTD if dropout is None else dropout.apply(x_BTD, _EMBEDDING)
 
-    def _begin_backward(self, tokens_BT: Tensor, dx_BTD: Tensor, dropout: DropoutKeys | None) -> None:
+    def _begin_backward(
+        self, tokens_BT: Tensor, dx_BTD: Tensor, beside: list[Any], dropout: DropoutKeys | None
+    ) -> None:
         if dropout is not None:
             dx_BTD = dropout.apply(dx_BTD, _EMBEDDING)
         wte_total, wpe_total = (self._totals[f"transformer.{e}.weight"] for e in ("wte", "wpe"))
@@ -137,7 +139,9 @@ class GPT2(Decoder):
         wte_total.index_add_(0, tokens_BT.flatten(), dx_BTD.flatten(0, 1).to(wte_total.dtype))
         add_to(wpe_total[: dx_BTD.shape[1]], dx_BTD.sum(0, dtype=wpe_total.dtype))
 
-    def _beside(self, first_position: int, length: int, dropout: DropoutKeys | None) -> list[Any]:
+    def _beside(
+        self, tokens_BT: Tensor, x_BTD: Tensor, first_position: int, dropout: DropoutKeys | None
+    ) -> list[Any]:
         n_layer = self.shape.n_layer
         return [None] * n_layer if dropout is None else list(dropout.for_layers(n_layer))
 
@@ -146,8 +150,10 @@ class GPT2(Decoder):
         totals = tuple(self._totals.get(f"transformer.ln_f.{kind}") for kind in ("weight", "bias"))
         return NormRun(self._parts, (ln_f.weight, ln_f.bias), totals, self.lm_head.weight.dtype)
 
-    def _decode_layer(self, x_BTD: Tensor, weights: BlockTensors, beside: None, cache: LayerCache) -> Tensor:
-        return block_decode(x_BTD, weights, self.spec, cache)
+    def _decode_layer(
+        self, x_BTD: Tensor, weights: BlockTensors, spec: BlockSpec, beside: None, cache: LayerCache
+    ) -> Tensor:
+        return block_decode(x_BTD, weights, spec, cache)
 
     def use_block_size(self, block_size: int) -> None:
         """Keep the first block_size positions only (a pretrained model on shorter sequences)."""

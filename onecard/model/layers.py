@@ -114,6 +114,7 @@ class LayerCache:
         self.k_BHTQ = torch.empty(size, device=device, dtype=dtype)
         self.v_BHTQ = torch.empty(size, device=device, dtype=dtype)
         self.length = 0
+        self.last_B1: Tensor | None = None  # the last token itself, for architectures that look back at it
 
     def append(self, k_BHTQ: Tensor, v_BHTQ: Tensor) -> tuple[Tensor, Tensor]:
         end = self.length + k_BHTQ.shape[2]
@@ -121,3 +122,9 @@ class LayerCache:
         self.v_BHTQ[:, :, self.length : end] = v_BHTQ
         self.length = end
         return self.k_BHTQ[:, :, :end], self.v_BHTQ[:, :, :end]
+
+    def take(self, other: LayerCache) -> None:
+        """Begin as a copy of another's tokens, for all sequences if that one has one."""
+        self.append(other.k_BHTQ, other.v_BHTQ)
+        if other.last_B1 is not None:
+            self.last_B1 = other.last_B1.expand(len(self.k_BHTQ), 1)

@@ -31,6 +31,7 @@ from onecard.model.nanochat_block import (
     block_forward,
     norm_backward,
     norm_forward,
+    rotary_angles,
 )
 from onecard.shapes import NanochatShape
 
@@ -107,18 +108,21 @@ class Nanochat(Decoder):
         dtype = torch.float32 if wte_VD.dtype == torch.float16 else wte_VD.dtype
         return rms_norm(F.embedding(tokens_BT, wte_VD))[0].to(dtype)
 
-    def _begin_backward(self, tokens_BT: Tensor, dx_BTD: Tensor, dropout: DropoutKeys | None) -> None:
+    def _begin_backward(
+        self, tokens_BT: Tensor, dx_BTD: Tensor, beside: list[Any], dropout: DropoutKeys | None
+    ) -> None:
         total_VD = self._totals["transformer.wte.weight"]
         n_BTD, factor = rms_norm(F.embedding(tokens_BT, self.transformer.wte.weight))
         drows_BTD = rms_norm_backward(dx_BTD, n_BTD, factor)
         total_VD.index_add_(0, tokens_BT.flatten(), drows_BTD.flatten(0, 1).to(total_VD.dtype))
 
-    def _beside(self, first_position: int, length: int, dropout: DropoutKeys | None) -> list[Any]:
+    def _beside(
+        self, tokens_BT: Tensor, x_BTD: Tensor, first_position: int, dropout: DropoutKeys | None
+    ) -> list[Any]:
         device = self.lm_head.weight.device
         if self._angles is None or self._angles.cos.device != device:
-            self._angles = _angles(self.shape.block_size, self.shape.head_dim, device)
-        part = slice(first_position, first_position + length)
-        return [Angles(self._angles.cos[part], self._angles.sin[part])] * self.shape.n_layer
+            self._angles = rotary_angles(self.shape.block_size, self.shape.head_dim, _ROTARY_BASE, device)
+        return [self._angles.part(first_position, tokens_BT.shape[1])] * self.shape.n_layer
 
     def use_block_size(self, block_size: int) -> None:
         """Rotary positions know no longest one."""
@@ -129,13 +133,6 @@ class Nanochat(Decoder):
         return NormRun(self._parts, (), (), self.lm_head.weight.dtype)
 
     def _decode_layer(
-        self, x_BTD: Tensor, weights: BlockTensors, beside: Angles, cache: LayerCache
+        self, x_BTD: Tensor, weights: BlockTensors, spec: BlockSpec, beside: Angles, cache: LayerCache
     ) -> Tensor:
-        return block_decode(x_BTD, weights, self.spec, beside, cache)
-
-
-def _angles(length: int, head_dim: int, device: torch.device) -> Angles:
-    """In float64 until the end: a large position times a small frequency loses digits in fp32."""
-    frequency = _ROTARY_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angle_TQ = torch.outer(torch.arange(length, dtype=torch.float64), frequency)
-    return Angles(angle_TQ.cos().float().to(device), angle_TQ.sin().float().to(device))
+        return block_decode(x_BTD, weights, spec, beside, cache)

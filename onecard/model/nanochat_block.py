@@ -52,11 +52,21 @@ class Angles(NamedTuple):
     cos: Tensor
     sin: Tensor
 
+    def part(self, first: int, length: int) -> Angles:
+        return Angles(self.cos[first : first + length], self.sin[first : first + length])
+
+
+def rotary_angles(length: int, head_dim: int, base: float, device: torch.device) -> Angles:
+    """In float64 until the end: a large position times a small frequency loses digits in fp32."""
+    frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle_TQ = torch.outer(torch.arange(length, dtype=torch.float64), frequency)
+    return Angles(angle_TQ.cos().float().to(device), angle_TQ.sin().float().to(device))
+
 
 def block_forward(x_BTD: Tensor, w: BlockTensors, spec: BlockSpec, angles: Angles) -> tuple[Tensor, ...]:
     """The layer's output and, after it, all fields of Kept but x (which the caller has)."""
     kept = _keep((x_BTD,), w, spec, angles)
-    return _mlp_output(kept.x_mid_BTD, kept.h_BTF, w), *kept[1:]
+    return mlp_output(kept.x_mid_BTD, kept.h_BTF, w), *kept[1:]
 
 
 def block_decode(
@@ -68,8 +78,8 @@ def block_decode(
     q, k, v = heads(linear(rms_norm(x_BTD)[0], w.c_attn_weight), spec.n_head)
     k, v = cache.append(_placed(k, angles), v)
     y_BHTQ = F.scaled_dot_product_attention(_placed(q, angles), k, v, is_causal=fresh)
-    x_mid_BTD = _attention_output(x_BTD, merged(y_BHTQ), w)
-    return _mlp_output(x_mid_BTD, _hidden(x_mid_BTD, w), w)
+    x_mid_BTD = attention_output(x_BTD, merged(y_BHTQ), w)
+    return mlp_output(x_mid_BTD, hidden(x_mid_BTD, w), w)
 
 
 def block_backward(
@@ -85,17 +95,7 @@ def block_backward(
     kept = _keep(kept_first, w, spec, angles)
     dtype = w.c_fc_weight.dtype
 
-    # The MLP: out = x_mid + relu(h)² @ W_out
-    positive_BTF = kept.h_BTF.relu()
-    da_BTF = linear_backward(
-        dout_BTD.to(dtype), positive_BTF.square(), w.mlp_c_proj_weight, totals.mlp_c_proj_weight, None,
-        noise_key, 0,
-    )  # fmt: skip
-    dh_BTF = 2 * da_BTF * positive_BTF
-    n_BTD, factor = rms_norm(kept.x_mid_BTD)
-    dn_BTD = linear_backward(dh_BTF, n_BTD.to(dtype), w.c_fc_weight, totals.c_fc_weight, None, noise_key, 1)
-    # Gradients of both ways are added in fp32 and rounded once.
-    dx_mid_BTD = (dout_BTD + rms_norm_backward(dn_BTD, n_BTD, factor)).to(dout_BTD.dtype)
+    dx_mid_BTD = mlp_backward(dout_BTD, kept, w, totals, noise_key)
 
     # Attention: x_mid = x + y @ W_proj
     dy_BTD = linear_backward(
@@ -121,14 +121,14 @@ def _keep(first: tuple[Tensor, ...], w: BlockTensors, spec: BlockSpec, angles: A
         return Kept(*first)
     if len(first) == KEPT_FIELDS["mlp"]:
         x, qkv, y, lse, x_mid = first
-        return Kept(x, qkv, y, lse, x_mid, _hidden(x_mid, w))
+        return Kept(x, qkv, y, lse, x_mid, hidden(x_mid, w))
     (x_BTD,) = first
     qkv_BTE = linear(rms_norm(x_BTD)[0], w.c_attn_weight)
     q, k, v = heads(qkv_BTE, spec.n_head)
     y_BHTQ, lse = attend(spec.attention, _placed(q, angles), _placed(k, angles), v)
     y_BTD = merged(y_BHTQ)
-    x_mid_BTD = _attention_output(x_BTD, y_BTD, w)
-    return Kept(x_BTD, qkv_BTE, y_BTD, lse, x_mid_BTD, _hidden(x_mid_BTD, w))
+    x_mid_BTD = attention_output(x_BTD, y_BTD, w)
+    return Kept(x_BTD, qkv_BTE, y_BTD, lse, x_mid_BTD, hidden(x_mid_BTD, w))
 
 
 def _placed(q_BHTQ: Tensor, angles: Angles) -> Tensor:
@@ -141,16 +141,33 @@ def _placed_backward(dplaced_BHTQ: Tensor, q_BHTQ: Tensor, angles: Angles) -> Te
     return rotate(rms_norm_backward(dplaced_BHTQ, n_BHTQ, factor), angles.cos, -angles.sin).to(q_BHTQ.dtype)
 
 
-def _attention_output(x_BTD: Tensor, y_BTD: Tensor, w: BlockTensors) -> Tensor:
+def attention_output(x_BTD: Tensor, y_BTD: Tensor, w: BlockTensors) -> Tensor:
     return x_BTD + linear(y_BTD, w.attn_c_proj_weight).to(x_BTD.dtype)
 
 
-def _hidden(x_mid_BTD: Tensor, w: BlockTensors) -> Tensor:
+def hidden(x_mid_BTD: Tensor, w: BlockTensors) -> Tensor:
     return linear(rms_norm(x_mid_BTD)[0], w.c_fc_weight)
 
 
-def _mlp_output(x_mid_BTD: Tensor, h_BTF: Tensor, w: BlockTensors) -> Tensor:
+def mlp_output(x_mid_BTD: Tensor, h_BTF: Tensor, w: BlockTensors) -> Tensor:
     return x_mid_BTD + linear(h_BTF.relu().square(), w.mlp_c_proj_weight).to(x_mid_BTD.dtype)
+
+
+def mlp_backward(
+    dout_BTD: Tensor, kept: Kept, w: BlockTensors, totals: BlockTensors, noise_key: Tensor | None
+) -> Tensor:
+    """The gradient of x_mid, where out = x_mid + relu(h)² @ W_out."""
+    dtype = w.c_fc_weight.dtype
+    positive_BTF = kept.h_BTF.relu()
+    da_BTF = linear_backward(
+        dout_BTD.to(dtype), positive_BTF.square(), w.mlp_c_proj_weight, totals.mlp_c_proj_weight, None,
+        noise_key, 0,
+    )  # fmt: skip
+    dh_BTF = 2 * da_BTF * positive_BTF
+    n_BTD, factor = rms_norm(kept.x_mid_BTD)
+    dn_BTD = linear_backward(dh_BTF, n_BTD.to(dtype), w.c_fc_weight, totals.c_fc_weight, None, noise_key, 1)
+    # Gradients of both ways are added in fp32 and rounded once.
+    return (dout_BTD + rms_norm_backward(dn_BTD, n_BTD, factor)).to(dout_BTD.dtype)
 
 
 def norm_forward(x_BTD: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:

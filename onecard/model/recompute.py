@@ -15,31 +15,35 @@ from onecard.model.compiling import limit_recompiling
 
 
 class Layer(Protocol):
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The output and then what it would keep besides x."""
+    def forward(self, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """The output and then what it would keep besides its inputs."""
         ...
 
-    def backward(self, dout: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+    def backward(self, dout: Tensor, kept: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
         """The gradient of x from the first of the kept tensors, what is missing computed again.
 
+        With other inputs, which are the last of the kept tensors: the gradients of all of them.
         Gradients of weights are added to their totals.
         """
         ...
 
 
-def run_layer(x: Tensor, layer: Layer, fields: int) -> Tensor:
-    """The layer's output, differentiable in x. Of x and what it would keep, the first `fields` are kept."""
+def run_layer(x: Tensor, layer: Layer, fields: int, *others: Tensor) -> Tensor:
+    """The layer's output, differentiable in x and the other inputs.
+
+    Of x and what it would keep, the first `fields` are kept, and the other inputs in any case.
+    """
     if not torch.is_grad_enabled():
-        return layer.forward(x)[0]
-    result: Tensor = _Layer.apply(x, layer, fields)  # type: ignore[no-untyped-call]
+        return layer.forward(x, *others)[0]
+    result: Tensor = _Layer.apply(layer, fields, x, *others)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Layer, fields: int) -> Tensor:
-        out, *kept = layer.forward(x)
-        ctx.save_for_backward(x, *kept[: fields - 1])
+    def forward(ctx: Any, layer: Layer, fields: int, x: Tensor, *others: Tensor) -> Tensor:
+        out, *kept = layer.forward(x, *others)
+        ctx.save_for_backward(x, *kept[: fields - 1], *others)
         ctx.layer = layer
         return out
 
@@ -47,4 +51,5 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, *douts: Tensor) -> Any:
         (dout,) = douts
         limit_recompiling()
-        return ctx.layer.backward(dout, ctx.saved_tensors), None, None
+        gradients = ctx.layer.backward(dout, ctx.saved_tensors)
+        return None, None, *(gradients if isinstance(gradients, tuple) else (gradients,))

@@ -10,6 +10,7 @@ from onecard.model.attention import (
     attend_in_the_open_backward,
     fastest_kernel,
     usual_kernel,
+    windowed_kernel,
 )
 
 
@@ -52,3 +53,32 @@ def test_who_does_not_measure_gets_a_kernel_that_works(
     device: str, dtype: torch.dtype, head_dim: int, kernel: str
 ) -> None:
     assert usual_kernel(head_dim, dtype, torch.device(device)) == kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("length", "window"), [(9, 0), (9, 3), (9, 8), (9, 100), (700, 20), (700, 511)])
+def test_a_query_sees_itself_and_its_window(dtype: torch.dtype, length: int, window: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, dy = torch.randn(4, 2, 2, length, 8, generator=generator, dtype=torch.float64).to(dtype)
+    wide = [t.double().requires_grad_() for t in (q, k, v)]
+    distance = torch.arange(length)[:, None] - torch.arange(length)[None, :]
+    seen = (distance >= 0) & (distance <= window)
+    expected = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=seen)
+    expected.backward(dy.double())
+    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    for kernel in ("cpu", "open"):
+        y, lse = attend(kernel, q, k, v, window)
+        assert (y - expected).norm() < bound * expected.norm()
+        for gradient, exact in zip(attend_backward(kernel, dy, q, k, v, y, lse, window), wide, strict=True):
+            assert exact.grad is not None
+            assert (gradient - exact.grad).norm() <= bound * max(exact.grad.norm().item(), 1.0)
+
+
+def test_windows_never_get_a_kernel_without() -> None:
+    cpu = torch.device("cpu")
+    assert windowed_kernel("cpu", 8, torch.float32, cpu) == "cpu"
+    assert windowed_kernel("open", 8, torch.float32, cpu) == "open"
+    assert windowed_kernel("cudnn", 8, torch.float32, cpu) == "open"  # no other runs here
+    q = torch.zeros(1, 1, 9, 8)
+    with pytest.raises(AssertionError, match="no windows"):
+        attend("cudnn", q, q, q, window=3)

@@ -9,16 +9,24 @@ from torch import Tensor
 
 from onecard.data.prefetch import Micro
 from onecard.errors import UserError
-from onecard.model.attention import GPU_KERNELS, attend, attend_backward, fastest_kernel
+from onecard.model.attention import (
+    GPU_KERNELS,
+    WINDOWED_GPU_KERNELS,
+    attend,
+    attend_backward,
+    fastest_kernel,
+    windowed_kernel,
+)
 from onecard.model.gpt2 import GPT2
 from onecard.model.loss import IGNORE, LossOptions, chunk_loss_, linear_cross_entropy
 from onecard.model.loss_kernel import kernel_chunk_loss_
+from onecard.model.nanochat_2026 import Nanochat2026
 from onecard.model.precision import torch_dtype
 from onecard.optim import regions
 from onecard.optim.held import Storage
 from onecard.optim.offload import host_empty
 from onecard.optim.rules import Rates
-from onecard.shapes import GPT2Shape
+from onecard.shapes import GPT2Shape, Nanochat2026Shape
 from onecard.train.memory import cap_memory
 from onecard.train.step import Stepper
 
@@ -297,3 +305,119 @@ def test_the_cap_holds() -> None:
             cap_memory("cuda", None, total / 2**30)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+# --- nanochat's architecture of 2026
+@pytest.mark.parametrize("kernel", WINDOWED_GPU_KERNELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("length", "window"), [(300, 0), (300, 1), (300, 31), (300, 64), (300, 128), (300, 298), (1024, 256)]
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_windows_of_every_kernel_are_those_in_the_open(
+    kernel: str, dtype: torch.dtype, head_dim: int, length: int, window: int, compiled: bool
+) -> None:
+    if dtype == torch.float32 and kernel != "efficient":
+        pytest.skip("a kernel of half precision")
+    if compiled and (length, window) != (300, 128):
+        pytest.skip("once is enough")
+    forward, backward = (
+        torch.compile(f, dynamic=False, fullgraph=True) if compiled else f for f in (attend, attend_backward)
+    )
+    packed = torch.randn(2, length, 3, 4, head_dim, device="cuda").to(dtype)
+    q, k, v = packed.permute(2, 0, 3, 1, 4)
+    dy = torch.randn_like(q)
+    wide = [t.double() for t in (q, k, v)]
+    expected, nothing = attend("open", *wide, window)
+    expected_gradients = attend_backward("open", dy.double(), *wide, expected, nothing, window)
+    y, lse = forward(kernel, q, k, v, window)
+    bound = 1e-5 if dtype == torch.float32 else 2e-2
+    assert relative(y, expected) < bound
+    ours = backward(kernel, dy, q, k, v, y, lse, window)
+    if window == 0:  # a single key takes all: queries and keys have no gradient but of rounding
+        ours, expected_gradients = ours[2:], expected_gradients[2:]
+    for gradient, exact in zip(ours, expected_gradients, strict=True):
+        assert relative(gradient, exact) < bound
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, "flash"), (torch.float32, "efficient")])
+def test_windows_have_a_kernel_whatever_is_fastest_without(dtype: torch.dtype, kernel: str) -> None:
+    chosen = windowed_kernel("cudnn", 128, dtype, torch.device("cuda"))
+    assert chosen == kernel or torch.cuda.get_device_capability() < (8, 0)
+    assert windowed_kernel("cudnn", 6, torch.float64, torch.device("cuda")) == "open"
+    assert windowed_kernel("open", 128, dtype, torch.device("cuda")) == "open"
+
+
+WINDOWED = Nanochat2026Shape(n_layer=5, n_head=2, n_embd=256, vocab_size=1024, block_size=311)
+
+
+def gradients_of_2026(
+    device: str, dtype: torch.dtype, recompute: str, compiled: bool, kernel: str | None = None
+) -> dict[str, Tensor]:
+    """Weights are rounded to bf16 everywhere, so that what differs is the computation."""
+    model = Nanochat2026.initialised(WINDOWED, 3)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():  # fresh ones have zeros, which hide most mistakes
+        parameter.data.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+        if "lambda" in name:
+            parameter.data.abs_().add_(0.5)
+        parameter.data.copy_(parameter.bfloat16())
+    wide = torch.promote_types(dtype, torch.float32)
+    model.use_weights({n: p.to(device, dtype if p.dim() >= 2 else wide) for n, p in model.named_parameters()})
+    model.recompute, model.loss_chunk = recompute, 500
+    if device == "cuda":
+        model.attention_kernel = kernel or fastest_kernel(4, 2, 311, 128, dtype, device)[0]
+    if compiled:
+        model.compile_parts()
+    totals = {n: torch.zeros(p.shape, dtype=wide, device=device) for n, p in model.named_parameters()}
+    model.use_totals(totals)
+    tokens = torch.randint(0, 1024, (4, 312), generator=torch.Generator().manual_seed(3)).to(device)
+    x_BT, y_BT = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    for _ in range(2):  # totals go on from what they were
+        model.loss_sum(x_BT, y_BT, scale=torch.tensor(1 / 2488, dtype=wide, device=device))
+    return {name: total.cpu() for name, total in totals.items()}
+
+
+@pytest.mark.parametrize("recompute", ["none", "mlp", "block"])
+@pytest.mark.parametrize(
+    ("dtype", "compiled", "kernel", "bound"),
+    [(torch.float32, False, None, 5e-5), (torch.float32, True, "efficient", 5e-5),
+     (torch.bfloat16, False, None, 0.05), (torch.bfloat16, True, None, 0.05),
+     (torch.bfloat16, True, "cudnn", 0.05)],
+)  # fmt: skip
+def test_gradients_of_2026_are_the_cpus_in_float64(
+    recompute: str, dtype: torch.dtype, compiled: bool, kernel: str | None, bound: float
+) -> None:
+    exact = gradients_of_2026("cpu", torch.float64, "none", compiled=False)
+    ours = gradients_of_2026("cuda", dtype, recompute, compiled, kernel)
+    for name, gradient in exact.items():
+        # Single numbers' gradients are sums of thousands that cancel, and in bf16 little but rounding.
+        if dtype == torch.float32 or "lambda" not in name:
+            assert relative(ours[name], gradient) < bound, name
+
+
+def test_2026_trains_compiled_with_offloaded_totals_as_without() -> None:
+    losses = {}
+    tokens = torch.randint(0, 1024, (4, 312), generator=torch.Generator().manual_seed(3)).cuda()
+    micro = Micro(
+        tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.zeros(4, dtype=torch.int64).cuda()
+    )
+    for storage in (Storage(), Storage(offload="gradients"), Storage("bf16", "int8")):
+        torch.compiler.reset()
+        model = Nanochat2026.initialised(WINDOWED, 3)
+        model.attention_kernel, _ = fastest_kernel(4, 2, 311, 128, torch.bfloat16, "cuda")
+        model.recompute = "block"
+        model.compile_parts()
+        stepper = Stepper(
+            model, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, storage=storage, compiled=True
+        )
+        taken = []
+        for _ in range(15):
+            taken.append(stepper.backward(micro, 1244).item())
+            stepper.update(Rates(2e-3))
+        losses[str(storage)] = taken
+    resident, offloaded, low_bit = losses.values()
+    assert offloaded == pytest.approx(resident, abs=2e-2)
+    assert low_bit[-1] == pytest.approx(resident[-1], abs=0.2)
+    assert resident[-1] < resident[0] - 0.5
