@@ -15,7 +15,7 @@ from onecard import dial
 from onecard.config_file import shortened
 from onecard.errors import UserError
 from onecard.knobs import Config, knob, knobs
-from onecard.shapes import GPT2Shape, heads_for
+from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
@@ -52,6 +52,8 @@ class RunConfig(Config):
     arch: str = knob("str", "gpt2", "architecture: gpt2 or nanochat", group="model", choices=("gpt2", "nanochat"))
     depth: int | None = knob("int", None, "nanochat's dial: layers, and with them width, heads, tokens, batch and learning rates", group="model", low=1, high=128)
     generation: int = knob("int", 2026, "of nanochat: 2025 (October's, of d20 and d32) or 2026", group="model", low=2025, high=2026)
+    window_pattern: str = knob("str", "SSSL", "of nanochat 2026: layer by layer S sees a quarter of block_size, L all of it", group="model")
+    value_embeddings: bool = knob("bool", True, "of nanochat 2026: a second embedding on alternate layers", group="model")
     n_layer: int = knob("int", 12, "layers", group="model", low=1, high=1024)
     n_head: int = knob("int", 12, "attention heads", group="model", low=1, high=1024)
     n_embd: int = knob("int", 768, "width of the residual stream", group="model", low=1, high=2**16)
@@ -122,8 +124,10 @@ class RunConfig(Config):
         """What the model's tensors follow from (onecard/shapes.py)."""
         if self.arch == "gpt2":
             return GPT2Shape(self.n_layer, self.n_head, self.n_embd, vocab_size, self.block_size, self.bias)
-        made = dial.GENERATIONS[self.generation].shape
-        return made(self.n_layer, self.n_head, self.n_embd, vocab_size, self.block_size)
+        sizes = (self.n_layer, self.n_head, self.n_embd, vocab_size, self.block_size)
+        if self.generation == 2025:
+            return NanochatShape(*sizes)
+        return Nanochat2026Shape(*sizes, self.window_pattern.upper(), self.value_embeddings)
 
     def check(self) -> None:
         self._check_arch()
@@ -157,7 +161,7 @@ class RunConfig(Config):
 
     def _check_arch(self) -> None:
         theirs = ("depth", "generation", "embedding_lr", "unembedding_lr", "scalar_lr", "warmdown_ratio",
-                  "final_lr_frac")  # fmt: skip
+                  "final_lr_frac", "window_pattern", "value_embeddings")  # fmt: skip
         if self.arch == "gpt2":
             usual = {f.name: f.default for f in knobs(type(self))}
             for name in theirs:
@@ -167,6 +171,17 @@ class RunConfig(Config):
                         hint="--arch=nanochat, or leave it out",
                     )
             return
+        if not self.window_pattern or set(self.window_pattern.upper()) - set("SL"):
+            raise UserError(
+                f"window_pattern cannot be {shortened(self.window_pattern)}",
+                "it says layer by layer how far attention reaches: S a quarter of block_size, L all of it",
+                "nanochat's is SSSL",
+            )
+        if self.generation == 2026 and self.n_embd < Nanochat2026Shape.smear_gate_channels:
+            raise UserError(
+                f"n_embd {self.n_embd} is too narrow for nanochat of 2026",
+                f"it reads a gate from the first {Nanochat2026Shape.smear_gate_channels} channels",
+            )
         if self.dropout:
             raise UserError("nanochat has no dropout", f"dropout is {self.dropout:g}", "--dropout=0")
         if self.bias:

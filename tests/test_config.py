@@ -646,6 +646,8 @@ def valid_values(draw: st.DrawFn, cls: type[Config]) -> dict[str, Any]:
         values.pop("gradient_accumulation_steps", None)
     if values.get("depth") is not None or values.get("arch") == "nanochat":
         values |= {"arch": "nanochat", "depth": draw(st.integers(1, 40))}
+        if "window_pattern" in values:
+            values["window_pattern"] = draw(st.sampled_from(["L", "SL", "sssl"]))
         # Any of these may contradict what the depth gives.
         for name in ("dropout", "bias", "optimizer", "n_embd", "n_head", "batch_size", "block_size",
                      "total_batch_size"):  # fmt: skip
@@ -658,6 +660,7 @@ def valid_values(draw: st.DrawFn, cls: type[Config]) -> dict[str, Any]:
 
 NANOCHATS = (
     "generation", "embedding_lr", "unembedding_lr", "scalar_lr", "warmdown_ratio", "final_lr_frac",
+    "window_pattern", "value_embeddings",
 )  # fmt: skip
 
 

@@ -57,7 +57,9 @@ def test_nanochats_flags() -> None:
         (["--final_lr_frac=0.1"], "final_lr_frac belongs to arch='nanochat'"),
         (["--depth=8", "--total_batch_size=1000"], "no whole number of micro-batches"),
         (["--total_batch_size=49152", "--gradient_accumulation_steps=3"], "contradict each other"),
-        (["--depth=8", "--n_embd=9", "--n_head=3"], "an even number of channels"),
+        (["--depth=8", "--generation=2025", "--n_embd=9", "--n_head=3"], "an even number of channels"),
+        (["--depth=8", "--n_embd=16", "--n_head=1"], "too narrow"),
+        (["--depth=8", "--window_pattern=SXL"], "window_pattern cannot be"),
         (["--depth=8", "--tokens=1B", "--max_iters=3"], "tokens and max_iters are both set"),
     ],
 )

@@ -26,7 +26,7 @@ from onecard.convert.reading import (
     sizes_in,
 )
 from onecard.errors import UserError
-from onecard.shapes import NanochatShape
+from onecard.shapes import Nanochat2026Shape, NanochatShape
 
 _MODEL_FILE = re.compile(r"model_(\d+)\.pt")
 _SIZES = {
@@ -44,7 +44,7 @@ _PADDED_TO = 64
 class NanochatCheckpoint:
     path: Path
     step: int
-    shape: NanochatShape
+    shape: NanochatShape | Nanochat2026Shape
     tensors: dict[str, Tensor]
 
 
@@ -68,11 +68,11 @@ def read_nanochat_checkpoint(path: Path, step: int | None = None) -> NanochatChe
     config = _model_config(path)
     found = named_tensors(load_without_executing(path), path)
     found = {plain_name(name): tensor for name, tensor in found.items()}
-    if _is_of_2026(config, found):
-        shape, tensors = _read_2026(config, found, path)
-    else:
-        shape, tensors = _read_2025(config, found, path)
-    return NanochatCheckpoint(path, int(match[1]), shape, tensors)
+    shape = _shape_of(config, found, path)
+    shapes = parameter_shapes(shape)
+    layout = layout_of(shapes, _their_names)
+    theirs = checked_tensors(_without_padding(found, shape.vocab_size), shapes_there(shapes, layout), path)
+    return NanochatCheckpoint(path, int(match[1]), shape, packed(theirs, layout))
 
 
 def _chosen(folder: Path, step: int | None) -> Path:
@@ -102,26 +102,13 @@ def _model_config(model: Path) -> dict[str, Any]:
     return config
 
 
-def _is_of_2026(config: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
-    return "resid_lambdas" in tensors or "window_pattern" in config
-
-
-def _read_2026(
-    config: dict[str, Any], tensors: dict[str, Tensor], where: Path
-) -> tuple[NanochatShape, dict[str, Tensor]]:
-    """The place where nanochat's models since January 2026 will be mapped."""
-    raise UserError(
-        f"{where} is a model of nanochat's generation of 2026, which is not supported yet",
-        "it has weighted residuals ('resid_lambdas') or sliding windows ('window_pattern'); "
-        "onecard computes the architecture of October 2025, without them",
-    )
-
-
-def _read_2025(
+def _shape_of(
     config: dict[str, Any], found: dict[str, Tensor], where: Path
-) -> tuple[NanochatShape, dict[str, Tensor]]:
+) -> NanochatShape | Nanochat2026Shape:
+    """Of October 2025, or with the weighted residuals and windows that came in 2026."""
     meta = _meta_file(where)
-    shape = NanochatShape(**sizes_in(config, _SIZES, len(found), meta))
+    sizes = sizes_in(config, _SIZES, len(found), meta)
+    shape: NanochatShape | Nanochat2026Shape = NanochatShape(**sizes)
     kv_heads = config.get("n_kv_head", shape.n_head)
     if kv_heads != shape.n_head:
         raise UserError(
@@ -133,16 +120,18 @@ def _read_2025(
             f"the model settings in {meta} are incomplete or wrong",
             f"heads of {shape.head_dim} channels cannot be rotated: the number must be even",
         )
-    shapes = parameter_shapes(shape)
-    layout = layout_of(shapes, _their_names)
-    theirs = checked_tensors(_without_padding(found, shape.vocab_size), shapes_there(shapes, layout), where)
-    return shape, packed(theirs, layout)
+    if "resid_lambdas" in found or "window_pattern" in config:
+        pattern = str(config.get("window_pattern", "L")).upper()
+        with_values = any(name.startswith("value_embeds.") for name in found)
+        shape = Nanochat2026Shape(**sizes, window_pattern=pattern, value_embeddings=with_values)
+    return shape
 
 
 def _without_padding(found: dict[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
     """Padded rows took no part in nanochat's loss; kept, they would in ours."""
     padded = -(-vocab_size // _PADDED_TO) * _PADDED_TO
-    for name in (EMBEDDING, HEAD):
+    values = [name for name in found if name.startswith("value_embeds.")]
+    for name in (EMBEDDING, HEAD, *values):
         if name in found and found[name].dim() == 2 and len(found[name]) == padded:
             found = {**found, name: found[name][:vocab_size]}
     return found

@@ -51,7 +51,9 @@ class Held:
         self.on_host = storage.offload != "none" and not region.is_vectors
         bf16 = storage.master_weights == "bf16" and not region.is_vectors
         states = "fp32" if region.is_vectors else storage.optim_states
-        self.total_dtype = torch.bfloat16 if bf16 and region.kind == "layers" else full
+        # Totals at home are fp32: the host has the room, and nothing is then rounded between micro-batches.
+        small = bf16 and region.kind == "layers" and storage.offload != "gradients"
+        self.total_dtype = torch.bfloat16 if small else full
         self.layer_totals: LayerTotals | None = None
         if storage.offload == "gradients" and region.kind == "layers":
             self.layer_totals = LayerTotals(region, self.total_dtype, device)
@@ -157,7 +159,7 @@ def home_bytes(adamw: int, muon: int, storage: Storage) -> int:
     master = 2 if storage.master_weights == "bf16" else 4
     moment = {"fp32": 4.0, "bf16": 4.0, "int8": 1 + 4 / BLOCK}[storage.optim_states]
     momentum = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / BLOCK}[storage.optim_states]
-    totals = master if storage.offload == "gradients" else 0
+    totals = 4 if storage.offload == "gradients" else 0
     return int((adamw + muon) * (master + totals) + adamw * 2 * moment + muon * momentum)
 
 

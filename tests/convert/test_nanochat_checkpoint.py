@@ -16,7 +16,9 @@ from torch import Tensor
 from onecard.convert.nanochat import nanochat_steps, read_nanochat_checkpoint
 from onecard.errors import UserError
 from onecard.model.nanochat import Nanochat
-from onecard.shapes import NanochatShape
+from onecard.model.nanochat_2026 import Nanochat2026
+from onecard.run.load import load_weights
+from onecard.shapes import Nanochat2026Shape, NanochatShape
 
 SHAPE = NanochatShape(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=12)
 CONFIG = {"sequence_len": 12, "vocab_size": 64, "n_layer": 2, "n_head": 2, "n_kv_head": 2, "n_embd": 16}
@@ -151,7 +153,8 @@ def test_a_folder_without_any(tmp_path: Path) -> None:
         ({"vocab_size": 65}, "'transformer.wte.weight' in"),
         ({"vocab_size": "64"}, "vocab_size is '64'"),
         ({"sequence_len": ...}, "sequence_len is missing"),
-        ({"window_pattern": "SSSL"}, "generation of 2026"),
+        ({"window_pattern": "SSSL"}, "reads a gate from the first 24 channels"),
+        ({"window_pattern": "SXL"}, "window_pattern is 'SXL'"),
     ],
 )
 def test_settings_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -161,11 +164,31 @@ def test_settings_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], said:
     assert said in str(raised.value)
 
 
-def test_the_generation_of_2026_is_recognised(tmp_path: Path) -> None:
-    lambdas = {"resid_lambdas": torch.ones(2), "x0_lambdas": torch.zeros(2)}
-    with pytest.raises(UserError, match="generation of 2026, which is not supported yet") as raised:
-        read_nanochat_checkpoint(write(tmp_path, 1, {**their_tensors(), **lambdas}, prefix="_orig_mod."))
-    assert "resid_lambdas" in raised.value.why
+@pytest.mark.parametrize("value_embeddings", [True, False])
+def test_the_generation_of_2026(tmp_path: Path, value_embeddings: bool) -> None:
+    """Under nanochat's names, rows padded to 64, embeddings in bf16: the same logits as before."""
+    shape = Nanochat2026Shape(3, 2, 32, 60, 16, "SL", value_embeddings)
+    model = Nanochat2026.initialised(shape, 3)
+    theirs: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        parameter.data.normal_(generator=torch.Generator().manual_seed(len(name)))
+        value = parameter.data.clone()
+        if "wte" in name or "value_embeds" in name:
+            parameter.data.copy_(value.bfloat16())
+            value = value.bfloat16()
+        if len(value) == shape.vocab_size:
+            value = torch.cat((value, torch.full((4, shape.n_embd), 7.0, dtype=value.dtype)))
+        parts = value.chunk(3) if "c_attn" in name else [value]
+        names = ("c_q", "c_k", "c_v") if "c_attn" in name else ("c_attn",)
+        theirs |= {name.replace("c_attn", part): v.clone() for part, v in zip(names, parts, strict=True)}
+    config = {"n_layer": 3, "n_head": 2, "n_kv_head": 2, "n_embd": 32, "vocab_size": 60, "sequence_len": 16,
+              "window_pattern": "SL"}  # fmt: skip
+    found = read_nanochat_checkpoint(write(tmp_path, 1, theirs, config, prefix="_orig_mod."))
+    assert found.shape == shape
+    again = Nanochat2026.uninitialised(shape)
+    load_weights(again, found.tensors)
+    tokens = torch.arange(16)[None]
+    assert torch.equal(again(tokens), model(tokens))
 
 
 def test_settings_that_cannot_be_read(tmp_path: Path) -> None:

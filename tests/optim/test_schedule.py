@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onecard.config import RunConfig
-from onecard.optim.schedule import learning_rate
+from onecard.knobs import load_config
+from onecard.optim.schedule import learning_rate, rates, shown_rate, trapezoid
 
 
 def config(**values: float) -> RunConfig:
@@ -52,3 +53,37 @@ def test_it_rises_then_falls_and_stays_between_its_bounds(warmup: int, decay: in
         assert then <= now
     elif step + 1 < warmup:
         assert then > now
+
+
+def nanochat(generation: int, *more: str) -> RunConfig:
+    return load_config(RunConfig, ["--depth=12", f"--generation={generation}", "--max_iters=1000", *more])
+
+
+def test_nanochats_rate_is_level_and_then_falls() -> None:
+    old, new = nanochat(2025), nanochat(2026)
+    assert [trapezoid(s, old) for s in (0, 799, 800, 900, 1000)] == [1.0, 1.0, 1.0, 0.5, 0.0]
+    assert trapezoid(0, new) == 1 / 40
+    assert trapezoid(39, new) == trapezoid(350, new) == 1.0
+    assert trapezoid(675, new) == pytest.approx(0.5 + 0.5 * 0.05)
+    assert trapezoid(1000, new) == trapezoid(2000, new) == pytest.approx(0.05)
+    assert trapezoid(999, nanochat(2025, "--decay_lr=False")) == 1.0
+    assert shown_rate(900, old) == pytest.approx(0.01)
+
+
+def test_muons_momentum_and_decay() -> None:
+    old, new = nanochat(2025), nanochat(2026)
+    assert [rates(s, old).momentum for s in (0, 150, 300, 999)] == pytest.approx([0.85, 0.9, 0.95, 0.95])
+    assert [rates(s, new).momentum for s in (0, 200, 400, 1000)] == pytest.approx(
+        [0.85, 0.91, 0.9646, 0.90], abs=1e-4
+    )
+    assert [rates(s, new).decay for s in (0, 500, 1000)] == pytest.approx([1.0, 0.5, 0.0])
+    assert rates(7, old).decay == 1.0
+
+
+def test_gpt2_by_muon_keeps_the_cosine() -> None:
+    plain = load_config(RunConfig, ["--max_iters=100", "--lr_decay_iters=100", "--warmup_iters=10"])
+    muon = load_config(
+        RunConfig, ["--max_iters=100", "--lr_decay_iters=100", "--warmup_iters=10", "--optimizer=muon"]
+    )
+    for step in (0, 5, 10, 60, 100):
+        assert rates(step, muon).lr * 6e-4 == pytest.approx(rates(step, plain).lr)
