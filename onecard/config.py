@@ -220,7 +220,7 @@ class RunConfig(Config):
     def _schedule_notes(self) -> tuple[str, ...]:
         """A schedule that ends far from the run is legal, and nearly always an oversight."""
         end, last, warmup = self.lr_decay_iters, self.max_iters, self.warmup_iters
-        if not self.decay_lr:
+        if not self.decay_lr or self.arch != "gpt2":
             return ()
         if warmup >= min(end, last) > 0 and self.is_set("max_iters"):
             return (
