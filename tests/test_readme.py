@@ -64,7 +64,9 @@ def environment(folder: Path) -> dict[str, str]:
 
 def test_commands_that_need_the_users_data_have_knobs_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    shown = [shlex.split(line) for block in blocks("sh") for line in block.splitlines() if line]
+    shown = [
+        shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines() if line
+    ]
     assert shown
     for _, verb, *arguments in shown:
         if verb in ("train", "sample"):

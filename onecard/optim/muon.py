@@ -88,8 +88,8 @@ class Muon:
         self, matrices: Iterable[Matrix], device: str, dtype: torch.dtype, *, refined: bool, compiled: bool
     ) -> None:
         matrices = list(matrices)
-        # bf16 is enough; float64 stays, for tests.
-        work = torch.float64 if dtype == torch.float64 else torch.bfloat16
+        # bf16 is enough, and a CPU has no use for it; float64 stays, for tests.
+        work = torch.bfloat16 if device.startswith("cuda") and dtype == torch.float32 else dtype
         self.refined, self.method = refined, "polar-express" if refined else "newton-schulz"
         longest = max(-(-m.elements // BLOCK) * BLOCK for m in matrices)
         largest = max(m.parts * m.side**2 for m in matrices)
