@@ -4,8 +4,8 @@
     python benchmarks/memory_speed.py --out FILE.json --draw FILE.png         (a figure, nothing measured)
     python benchmarks/memory_speed.py --suite table growth notes large --device cpu --tiny    (does it run?)
 
-Each measurement is a process of its own (peaks do not mix); contenders take turns over --rounds, each round
-starting with another one. All train the same shape on the same random tokens with bf16 compute,
+Each measurement is a process of its own (a fork: peaks do not mix); contenders take turns over --rounds,
+each round starting with another one. All train the same shape on the same random tokens with bf16 compute,
 torch.compile, fused AdamW, clipping and gradient accumulation. The results file is rewritten after every
 measurement; --resume goes on from it and measures again what failed.
 
@@ -22,8 +22,8 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -232,19 +232,32 @@ def measure(case: Case) -> Row:
 
 
 def in_own_process(case: Case, limit_s: float) -> Row:
-    here = Path(__file__).resolve()
-    path = os.pathsep.join([str(here.parent.parent), os.environ.get("PYTHONPATH", "")])
+    """A fork of this process, which has imported everything and not touched the card."""
+    import torch  # noqa: F401 - for the children: importing takes longer than measuring
+
+    import onecard.train.step  # noqa: F401
+
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "row.json", Path(folder) / "log"
-        command = [sys.executable, str(here), "--worker", json.dumps(asdict(case)), "--out", str(result)]
-        environment = os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}
-        # To a file, not a pipe: a compiler's worker that outlives a killed child would keep a pipe open.
-        with log.open("w") as sink:
-            try:
-                done = subprocess.run(command, env=environment, stdout=sink, stderr=sink, timeout=limit_s)
-                how = f"exit code {done.returncode}"
-            except subprocess.TimeoutExpired:
-                how = f"stopped after {limit_s:g} s"
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            with log.open("w") as sink:
+                for stream in (1, 2):
+                    os.dup2(sink.fileno(), stream)
+                result.write_text(json.dumps(measure(case)))
+            os._exit(0)
+        deadline = time.monotonic() + limit_s
+        how = f"stopped after {limit_s:g} s"
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                how = f"exit code {os.waitstatus_to_exitcode(status)}"
+                break
+            time.sleep(0.05)
+        else:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         if result.exists():
             return json.loads(result.read_text())
         return {"error": f"no result: {how}", "trace": log.read_text(errors="replace")[-2000:]}
@@ -414,11 +427,8 @@ def main() -> None:
     add("--resume", action="store_true", help="keep the good rows of --out")
     add("--out", type=Path)
     add("--draw", type=Path, metavar="FILE.png")
-    add("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        options.out.write_text(json.dumps(measure(Case(**json.loads(options.worker)))))
-        return
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     if not options.suite and not (options.draw and options.out):
         parser.error("name a --suite to measure, or --out and --draw for a figure of earlier results")
     results = run_all(options) if options.suite else json.loads(options.out.read_text())
