@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from onecard.errors import UserError
@@ -29,6 +29,9 @@ class GPT2Shape:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def with_block_size(self, block_size: int) -> GPT2Shape:
+        return replace(self, block_size=block_size)
 
     def parameters_by_part(self) -> dict[str, int]:
         width, bias = self.n_embd, int(self.bias)
@@ -93,6 +96,9 @@ class NanochatShape:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def with_block_size(self, block_size: int) -> NanochatShape:
+        return replace(self, block_size=block_size)
+
     def parameters_by_part(self) -> dict[str, int]:
         width = self.n_embd
         return {
@@ -130,6 +136,7 @@ class Nanochat2026Shape:
     block_size: int
     window_pattern: str = "SSSL"  # of layer after layer, again and again: short or long
     value_embeddings: bool = True  # False: without, to compare models of as many parameters
+    window_block: int = 0  # the block size that short windows are a quarter of; 0 for block_size
 
     # Channels of the stream that decide how much of a value embedding, or of the token before, is let in.
     value_gate_channels: ClassVar[int] = 12
@@ -162,7 +169,7 @@ class Nanochat2026Shape:
     @property
     def windows(self) -> tuple[int, ...]:
         """Of every layer: how many tokens before its own a query sees. The last layer's is always long."""
-        short = -(-self.block_size // (4 * 128)) * 128  # whole tiles of the kernels
+        short = -(-(self.window_block or self.block_size) // (4 * 128)) * 128  # whole tiles of the kernels
         reach = {"S": min(short, self.block_size), "L": self.block_size}
         pattern = [self.window_pattern[i % len(self.window_pattern)] for i in range(self.n_layer - 1)]
         return tuple(reach[letter] for letter in [*pattern, "L"])
@@ -181,6 +188,12 @@ class Nanochat2026Shape:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def with_block_size(self, block_size: int) -> Nanochat2026Shape:
+        """The windows stay those the weights know."""
+        if block_size == self.block_size:
+            return self
+        return replace(self, block_size=block_size, window_block=self.window_block or self.block_size)
 
     def parameters_by_part(self) -> dict[str, int]:
         width, with_values = self.n_embd, len(self.layers_with_value_embedding)

@@ -32,8 +32,3 @@ def shape_from(arch: str, values: dict[str, Any], where: object) -> Shape:
         )
     shape: Shape = SHAPES[arch](**values)
     return shape
-
-
-def with_block_size(shape: Shape, block_size: int) -> Shape:
-    changed: Shape = SHAPES[shape.arch](**{**shape.to_json(), "block_size": block_size})
-    return changed

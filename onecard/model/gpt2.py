@@ -161,4 +161,4 @@ class GPT2(Decoder):
         wpe = self.transformer.wpe
         wpe.weight = nn.Parameter(wpe.weight.data[:block_size].clone(), requires_grad=False)
         wpe.num_embeddings = block_size
-        self.shape = GPT2Shape(**{**self.shape.to_json(), "block_size": block_size})
+        self.shape = self.shape.with_block_size(block_size)

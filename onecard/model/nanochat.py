@@ -126,7 +126,7 @@ class Nanochat(Decoder):
 
     def use_block_size(self, block_size: int) -> None:
         """Rotary positions know no longest one."""
-        self.shape = NanochatShape(**{**self.shape.to_json(), "block_size": block_size})
+        self.shape = self.shape.with_block_size(block_size)
         self._angles = None
 
     def _last_norm(self) -> NormRun:

@@ -205,8 +205,8 @@ class Nanochat2026(Decoder):
         self._embed_backward(dx_BTD, beside[0].totals.x0_BTD, tokens_BT, *self._beginning(), *totals)
 
     def use_block_size(self, block_size: int) -> None:
-        """Rotary positions know no longest one; short windows stay a quarter of it."""
-        self.shape = Nanochat2026Shape(**{**self.shape.to_json(), "block_size": block_size})
+        """Rotary positions know no longest one."""
+        self.shape = self.shape.with_block_size(block_size)
         self._angles = None
 
     def _last_norm(self) -> NormRun:

@@ -16,7 +16,7 @@ from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
 from onecard.model.decoder import Decoder, Shape
-from onecard.model.family import model_class, with_block_size
+from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
 from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
@@ -194,7 +194,7 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
             "it has no position embeddings beyond that",
             f"--block_size={shape.block_size}",
         )
-    return with_block_size(shape, config.block_size)
+    return shape.with_block_size(config.block_size)
 
 
 def _as_it_is(config: RunConfig, shape: Shape) -> RunConfig:

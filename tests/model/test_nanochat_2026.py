@@ -339,3 +339,11 @@ def test_layers_of_a_kind_are_compiled_once(recompute: str) -> None:
     for name, total in results[0].items():
         assert (results[1][name] - total).norm() < 1e-5 * total.norm(), name
     torch.compiler.reset()
+
+
+def test_another_block_size_keeps_the_windows_the_weights_know() -> None:
+    shape = Nanochat2026Shape(4, 2, 64, 128, 1024)
+    assert shape.windows == (256, 256, 256, 1024)
+    assert shape.with_block_size(2048).windows == (256, 256, 256, 2048)
+    assert shape.with_block_size(512).with_block_size(128).windows == (128, 128, 128, 128)
+    assert Nanochat2026Shape(**shape.with_block_size(512).to_json()) == shape.with_block_size(512)
