@@ -148,7 +148,7 @@ class RunConfig(Config):
                 "both say when the run ends",
                 f"keep one of them; --max_iters={self._steps_for_tokens()} is that many tokens",
             )
-        if self.decay_lr and self.min_lr > self.learning_rate:
+        if self.arch == "gpt2" and self.decay_lr and self.min_lr > self.learning_rate:
             raise UserError(
                 f"min_lr {self.min_lr:g} is above learning_rate {self.learning_rate:g}",
                 "the learning rate would rise through the run instead of decaying"
@@ -196,7 +196,13 @@ class RunConfig(Config):
             raise UserError(
                 f"nanochat's heads need an even number of channels, not {self.n_embd // self.n_head}",
                 "rotary positions turn them in pairs",
-                f"--n_head={max(1, self.n_embd // 128)}",
+                "an n_embd that is a multiple of 2 × n_head works",
+            )
+        if self.is_set("depth") and self.is_set("n_layer") and self.depth != self.n_layer:
+            raise UserError(
+                f"depth is {self.depth} and n_layer {self.n_layer}",
+                "nanochat's depth is its number of layers",
+                "keep one of them; n_embd may be your own",
             )
 
     def _check_batch(self) -> None:
@@ -245,6 +251,10 @@ class RunConfig(Config):
             config = config._with_defaults(wandb_log=wanted, **names)
         if config.arch == "nanochat":
             config = config._by_the_dial()
+        told = config._unused_notes()
+        config = dataclasses.replace(
+            config, notes=(*config.notes, *(n for n in told if n not in config.notes))
+        )
         if config.total_batch_size is not None and not config.is_set("gradient_accumulation_steps"):
             micros = max(1, config.total_batch_size // (config.batch_size * config.block_size))
             config = dataclasses.replace(config, gradient_accumulation_steps=micros)
@@ -254,6 +264,20 @@ class RunConfig(Config):
         """These values where the user has set none (or `auto`)."""
         open_ones = {n: v for n, v in values.items() if not self.is_set(n) or getattr(self, n) is None}
         return dataclasses.replace(self, **open_ones)
+
+    def _unused_notes(self) -> tuple[str, ...]:
+        """Knobs that were set and do nothing here."""
+        usual = {f.name: f.default for f in knobs(type(self))}
+        if self.arch == "gpt2":
+            names: tuple[str, ...] = () if self.by_muon else ("matrix_lr",)
+            why = "AdamW's learning rate is learning_rate"
+        else:
+            names = ("learning_rate", "min_lr", "beta1", "beta2", "lr_decay_iters")
+            why = "nanochat has its own (matrix_lr, warmdown_ratio ...)"
+            if self.generation == 2025:
+                names += ("window_pattern", "value_embeddings", "scalar_lr")
+        idle = [n for n in names if self.is_set(n) and getattr(self, n) != usual[n]]
+        return (f"{', '.join(idle)} not used: {why}",) if idle else ()
 
     def _by_the_dial(self) -> RunConfig:
         """nanochat's values for this depth. Its own tokenizer's vocabulary where none is named."""
@@ -274,7 +298,10 @@ class RunConfig(Config):
                 total_batch_size=dial.tokens_per_step(self.generation, depth, vocab)
             )
         if not config.is_set("max_iters"):
-            config = config._with_defaults(tokens=dial.horizon(self.generation, depth, vocab))
+            # Whole steps, as nanochat counts them.
+            step = config.total_batch_size or config.tokens_per_step
+            tokens = dial.horizon(self.generation, depth, vocab) // step * step
+            config = config._with_defaults(tokens=max(tokens, step))
         return config
 
     def _with_horizon(self) -> RunConfig:

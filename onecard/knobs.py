@@ -30,6 +30,9 @@ from onecard.config_file import (
 )
 from onecard.errors import UserError
 
+# nanochat's names for which -1 means: find out yourself.
+NANOCHATS_AUTO = ("num_iterations", "total_batch_size")
+
 
 def knob(
     kind: str,
@@ -113,6 +116,8 @@ def load_config(
     notes: list[str] = []
 
     def set_value(assignment: Assignment, from_text: bool) -> None:
+        if assignment.name in NANOCHATS_AUTO and str(assignment.value).strip() == "-1":
+            return
         assignment = _own_name(assignment, fields, from_text)
         field = _known_field(assignment, fields)
         values[field.name] = _typed(field, assignment, from_text)

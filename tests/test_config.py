@@ -649,8 +649,8 @@ def valid_values(draw: st.DrawFn, cls: type[Config]) -> dict[str, Any]:
         if "window_pattern" in values:
             values["window_pattern"] = draw(st.sampled_from(["L", "SL", "sssl"]))
         # Any of these may contradict what the depth gives.
-        for name in ("dropout", "bias", "optimizer", "n_embd", "n_head", "batch_size", "block_size",
-                     "total_batch_size"):  # fmt: skip
+        for name in ("dropout", "bias", "optimizer", "n_layer", "n_embd", "n_head", "batch_size",
+                     "block_size", "total_batch_size"):  # fmt: skip
             values.pop(name, None)
         return values
     for name in NANOCHATS:

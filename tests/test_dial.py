@@ -60,6 +60,7 @@ def test_nanochats_flags() -> None:
         (["--depth=8", "--generation=2025", "--n_embd=9", "--n_head=3"], "an even number of channels"),
         (["--depth=8", "--n_embd=16", "--n_head=1"], "too narrow"),
         (["--depth=8", "--window_pattern=SXL"], "window_pattern cannot be"),
+        (["--depth=8", "--n_layer=6"], "depth is 8 and n_layer 6"),
         (["--depth=8", "--tokens=1B", "--max_iters=3"], "tokens and max_iters are both set"),
     ],
 )
@@ -75,6 +76,18 @@ def test_every_depth_makes_a_model(generation: int, depth: int) -> None:
     assert made.n_embd % made.n_head == 0
     assert made.tokens_per_step % (made.batch_size * made.block_size) == 0
     assert made.max_iters > 0
+
+
+def test_nanochats_minus_one_is_auto() -> None:
+    assert config("--depth=12", "--num-iterations=-1", "--total-batch-size=-1").max_iters == 2520
+
+
+def test_what_is_set_and_idle_is_told() -> None:
+    (note,) = config("--depth=12", "--learning_rate=1e-5", "--lr_decay_iters=100").notes
+    assert note.startswith("learning_rate, lr_decay_iters not used")
+    assert "window_pattern" in config("--depth=12", "--generation=2025", "--window_pattern=L").notes[0]
+    assert config("--matrix_lr=0.01").notes[0].startswith("matrix_lr not used")
+    assert config("--matrix_lr=0.01", "--optimizer=muon").notes == ()
 
 
 def test_wider_models_learn_embeddings_more_slowly() -> None:

@@ -1,7 +1,7 @@
 """nanochat's own checkpoints: a file of weights, `model_021400.pt`, with its settings in `meta_021400.json`.
 
-Optimizer states lie in files of their own and are not read: Muon's momenta fit no optimizer here. Rotary
-tables are not saved. Embeddings are stored in bf16, everything else in fp32.
+Optimizer states lie in files of their own and are not read. Rotary tables are not saved. Embeddings are
+stored in bf16, everything else in fp32.
 """
 
 from __future__ import annotations

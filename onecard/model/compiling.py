@@ -41,7 +41,7 @@ def too_many_shapes(error: BaseException) -> UserError | None:
     if type(error).__name__ != "FailOnRecompileLimitHit":  # by name, for the same reason
         return None
     return UserError(
-        f"a compiled function was called with more than {_MOST_SHAPES} different shapes",
+        f"a compiled function was called with more than {_MOST_SHAPES * _kinds_of_layers} different shapes",
         "each is compiled anew; going on uncompiled would be several times slower",
         "--no-compile goes on without; please report it, this should not happen",
         exit_code=1,

@@ -216,12 +216,15 @@ class Decoder(nn.Module):
         return model
 
     @classmethod
-    def initialised(cls: type[D], shape: Any, seed: int) -> D:
+    def initialised(cls: type[D], shape: Any, seed: int, matrices: torch.dtype = torch.float32) -> D:
         """Fresh weights. Each tensor has a generator of its own, seeded by its name, on the CPU: the same
-        seed gives the same weights on every device and whatever else the model contains."""
+        seed gives the same weights on every device and whatever else the model contains. `matrices` are
+        rounded one by one, so that a large model is never there in fp32."""
         model = cls.uninitialised(shape)
         for name, parameter in model.named_parameters():
             model._initialise(name, parameter.data, seed)
+            if parameter.dim() >= 2:
+                parameter.data = parameter.data.to(matrices)
         return model
 
     def _tie(self) -> None:

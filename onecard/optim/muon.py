@@ -39,6 +39,7 @@ ITERATIONS: dict[str, tuple[tuple[float, float, float], ...]] = {
 }
 # Polar Express diverges above one: room for the rounding of the norm.
 _CUSHION = {"newton-schulz": 1.0, "polar-express": 1.01}
+_SMALLEST = {"newton-schulz": 1e-7, "polar-express": 1e-6}
 # How slowly the scale of a neuron's updates is averaged (refined rule).
 _VARIANCE_BETA = 0.9
 
@@ -82,29 +83,26 @@ class Matrix(NamedTuple):
 
 
 class Muon:
-    """Steps on single matrices, with room for the largest of them."""
+    """Steps on single matrices, with room for the largest of them.
+
+    `dtype` is what the iteration computes in. bf16 is enough for it.
+    """
 
     def __init__(
         self, matrices: Iterable[Matrix], device: str, dtype: torch.dtype, *, refined: bool, compiled: bool
     ) -> None:
         matrices = list(matrices)
-        # bf16 is enough, and a CPU has no use for it; float64 stays, for tests.
-        work = torch.bfloat16 if device.startswith("cuda") and dtype == torch.float32 else dtype
         self.refined, self.method = refined, "polar-express" if refined else "newton-schulz"
         longest = max(-(-m.elements // BLOCK) * BLOCK for m in matrices)
         largest = max(m.parts * m.side**2 for m in matrices)
-        self._x, self._y = (torch.zeros(longest, dtype=work, device=device) for _ in range(2))
-        self._gram, self._poly = (torch.zeros(largest, dtype=work, device=device) for _ in range(2))
+        self._x, self._y = (torch.zeros(longest, dtype=dtype, device=device) for _ in range(2))
+        self._gram, self._poly = (torch.zeros(largest, dtype=dtype, device=device) for _ in range(2))
         self._ahead: Callable[..., Any] = ahead_
         self._apply: Callable[..., Any] = apply_
         if compiled:
             self._ahead, self._apply = (
                 torch.compile(f, dynamic=False, fullgraph=True) for f in (ahead_, apply_)
             )
-
-    @property
-    def scratch_bytes(self) -> int:
-        return sum(t.nbytes for t in (self._x, self._y, self._gram, self._poly))
 
     def step(
         self,
@@ -189,7 +187,7 @@ def orthogonalise_(
     """Near the orthogonal factor of each matrix in x; it ends up in x or y, whichever is returned."""
     tall = x_PRC.shape[-2] > x_PRC.shape[-1]
     norm = torch.linalg.vector_norm(x_PRC, dim=(-2, -1), keepdim=True, dtype=_wide(x_PRC))
-    x_PRC.div_(norm * _CUSHION[method] + 1e-7)
+    x_PRC.div_(norm * _CUSHION[method] + _SMALLEST[method])
     for a, b, c in ITERATIONS[method]:
         # Of the smaller side; each line is one matmul, sums and factors included.
         torch.bmm(*((x_PRC.mT, x_PRC) if tall else (x_PRC, x_PRC.mT)), out=gram)

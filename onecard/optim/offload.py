@@ -1,8 +1,9 @@
 """Buffers in host memory that visit the card piece by piece while it works.
 
-An optimizer step reads and writes every master weight and moment once. From pinned host memory that is
-12 bytes a parameter each way over the bus, in pieces: while one is updated, the next arrives and the
-one before goes home. Three pieces are on the card at a time, whatever the size of the model.
+An optimizer step reads and writes every master weight and state once. From pinned host memory that is up
+to 12 bytes a parameter each way over the bus, in pieces: while one is updated, the next arrives and the
+one before goes home. Three pieces are on the card at a time; a piece is a few MB, or a whole matrix
+where the rule needs one.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ class Optimizer:
         self.steps = 0  # updates made
         regions = split_regions({n: p.shape for n, p in parameters.items()}, layer_matrices, rules)
         if storage.offload != "none":
-            muon = sum(r.size for r in regions if isinstance(r.rule, MuonRule))
-            rest = sum(r.size for r in regions if not r.is_vectors) - muon
-            check_host_memory(home_bytes(rest, muon, storage), "master weights and optimizer states")
+            layers, others = (sum(r.size for r in regions if r.kind == k) for k in ("layers", "embeddings"))
+            by_muon = any(isinstance(r.rule, MuonRule) for r in regions)
+            needed = home_bytes(layers, others, by_muon, storage)
+            check_host_memory(needed, "master weights and optimizer states")
         self._held = [Held(region, storage, device, compute) for region in regions]
         self._low_bit_update: Callable[..., None] = adamw_chunk_
         self._piece: int | None = EAGER_PIECE
@@ -65,8 +66,10 @@ class Optimizer:
         }
         refined = {rule.refined for rule in rules}
         assert len(refined) == 1, "one kind of Muon at a time"
-        full = torch.promote_types(compute, torch.float32)
-        return Muon(matrices, device, full, refined=refined.pop(), compiled=compiled)
+        # In bf16 where the model computes in it: not every card has it, and a CPU has no use for it.
+        fast = compute == torch.bfloat16 and device.startswith("cuda")
+        work = compute if fast else torch.promote_types(compute, torch.float32)
+        return Muon(matrices, device, work, refined=refined.pop(), compiled=compiled)
 
     # --- what the model works with
     @property

@@ -42,10 +42,11 @@ def _gpt2_by_muon(config: RunConfig) -> Rules:
 
 def _nanochat_2025(config: RunConfig, shape: Shape) -> Rules:
     matrix, embedding, unembedding, _ = _base_rates(config, shape)
-    muon = MuonRule(matrix, config.weight_decay)
+    # Its weight decay is that of embedding and head; Muon then had none.
+    muon, betas, decay = MuonRule(matrix), (0.8, 0.95), config.weight_decay
     by_name = {
-        "transformer.wte.weight": AdamWRule((0.8, 0.95), lr=embedding, epsilon=_EPSILON),
-        "lm_head.weight": AdamWRule((0.8, 0.95), lr=unembedding, epsilon=_EPSILON),
+        "transformer.wte.weight": AdamWRule(betas, decay, embedding, _EPSILON),
+        "lm_head.weight": AdamWRule(betas, decay, unembedding, _EPSILON),
     }
     return lambda name, size: muon if _in_layers(name, size) else by_name[name]
 

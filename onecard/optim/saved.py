@@ -36,7 +36,9 @@ def import_moment(slot: Slot, moment: str, into: State, tensors: Mapping[str, Te
         found = "missing" if saved is None else f"saved as {tuple(saved.shape)}"
         raise UserError(
             f"the saved optimizer state does not fit this model: {moment} of {slot.name}",
-            f"it is {found}, the parameter is {tuple(slot.shape)}",
+            f"it is {found}, the parameter is {tuple(slot.shape)}; was it trained by another optimizer?",
+            "continue with the optimizer it was saved with, or begin anew from its weights:\n"
+            "--init_from=./OLD_FOLDER --out_dir=NEW_FOLDER",
         )
     scale = tensors.get(f"{moment}_scale.{slot.name}")
     if not isinstance(into, Int8State):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from onecard.config import RunConfig
+from onecard.dial import batch_lr_scale
 from onecard.optim.rules import Rates
 
 
@@ -49,7 +50,10 @@ def rates(step: int, config: RunConfig) -> Rates:
 
 def shown_rate(step: int, config: RunConfig) -> float:
     """The one learning rate a log line has room for: AdamW's for all, or that of Muon's matrices."""
-    return rates(step, config).lr * (config.muon_lr if config.by_muon else 1.0)
+    if not config.by_muon:
+        return learning_rate(step, config)
+    scale = 1.0 if config.arch == "gpt2" else batch_lr_scale(config.generation, config.tokens_per_step)
+    return rates(step, config).lr * config.muon_lr * scale
 
 
 def _rising(step: int, start: float, end: float, steps: int) -> float:

@@ -41,9 +41,10 @@ class Weights:
     guess_gpt2_tokens: bool = True
 
     def build(self) -> Decoder:
-        """The model with these weights, in fp32, on the CPU."""
+        """The model with these very tensors, on the CPU: a large one is not held twice."""
         model = model_class(self.shape).uninitialised(self.shape)
-        load_weights(model, self.tensors)
+        check_weights(model, self.tensors)
+        model.use_weights(self.tensors)
         return model
 
 
@@ -57,7 +58,14 @@ class LoadedModel:
 
 
 def load_weights(model: Decoder, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the model by name; a missing, surplus or misshapen one is a UserError."""
+    """Copy tensors into the model by name."""
+    check_weights(model, tensors)
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(tensors[name])
+
+
+def check_weights(model: Decoder, tensors: Mapping[str, Tensor]) -> None:
+    """A missing, surplus or misshapen tensor is a UserError."""
     own = dict(model.named_parameters())
     if own.keys() != tensors.keys():
         missing, surplus = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
@@ -71,7 +79,6 @@ def load_weights(model: Decoder, tensors: Mapping[str, Tensor]) -> None:
                 f"the tensor {name} does not fit the model",
                 f"the file has {tuple(tensors[name].shape)}, the model {tuple(parameter.shape)}",
             )
-        parameter.data.copy_(tensors[name])
 
 
 def weights_of_run(out_dir: str, step: int | None) -> Weights:

@@ -76,8 +76,9 @@ def build_stepper(
 
 def _no_compiling(device: str, storage: Storage) -> str | None:
     """Why not to compile, or None."""
-    if storage.master_weights == "bf16" and device.startswith("cuda") and not card_has_bf16(device):
-        return "this card has no bfloat16, in which the masters are kept"
+    kept_in_bf16 = "bf16" in (storage.master_weights, storage.optim_states)
+    if kept_in_bf16 and device.startswith("cuda") and not card_has_bf16(device):
+        return "this card has no bfloat16, in which masters or momenta are kept"
     return compile_problem(device)
 
 
@@ -92,16 +93,13 @@ def _only_weights(model: Decoder, device: str, compute: torch.dtype) -> None:
 def _check_memory(shape: Shape, config: RunConfig, device: str, dtype: str, allocator: float | None) -> None:
     """What no activation can make smaller must fit, or nothing will."""
     storage, compute, training = storage_of(config), torch_dtype(dtype), not config.eval_only
-    muon = _layer_parameters(shape) if config.by_muon else 0
-    needed = (
-        card_bytes(shape.parameters - muon, muon, storage, compute)
-        if training
-        else shape.parameters * compute.itemsize
-    )
+    layers = _layer_parameters(shape)
+    counts = (layers, shape.parameters - layers, config.by_muon)
+    needed = card_bytes(*counts, storage, compute) if training else shape.parameters * compute.itemsize
     on_card = device.startswith("cuda")
     if training and not on_card and storage.offload != "none":
         # On a CPU both are the same memory, and offloading only adds a copy.
-        needed += home_bytes(shape.parameters - muon, muon, storage)
+        needed += home_bytes(*counts, storage)
     if allocator is not None:
         have, where = allocator, "vram_limit and vram_reserve leave"
     elif on_card:

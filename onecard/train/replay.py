@@ -38,10 +38,14 @@ class CudaRecording:
         self._inputs = [t.clone() for t in inputs]
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved()
-        # thread_local: the reading thread may copy the next micro-batch to the card meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._output = compute(*self._inputs)
+        before, stream = torch.cuda.memory_reserved(), torch.cuda.current_stream()
+        try:
+            # thread_local: the reading thread may pin memory for the next micro-batch meanwhile.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._output = compute(*self._inputs)
+        finally:
+            # A recording that fails while it is ended leaves its own stream behind as the current one.
+            torch.cuda.set_stream(stream)
         self.held_bytes = torch.cuda.memory_reserved() - before
 
     def play(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -75,8 +79,7 @@ class Replay:
             return False
         try:
             self._recordings[kind] = self._record(self._compute, inputs)
-        except torch.OutOfMemoryError:
-            raise  # as it would be without recording
+        # Out of memory among them: the plain passes have fitted, so they go on.
         except RuntimeError as error:
             self.problem = (str(error).splitlines() or [""])[0]
             return False
@@ -91,6 +94,8 @@ class Replay:
         """Give the memory back; what is needed again is recorded again."""
         if not self._recordings:
             return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # one may still be playing
         self._recordings.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -67,7 +67,11 @@ def open_run(config: RunConfig) -> Run:
 
     source = _find_source(config, directory, notes)
     if source is not None:
-        config = _of_its_architecture(config, source.weights.shape)
+        config = _of_its_architecture(config, source.weights.shape, notes)
+    elif config.arch == "nanochat" and config.vocab_size is None:
+        # The horizon counts parameters, and with them the vocabulary there is.
+        vocabulary = _vocabulary(Path("data") / config.dataset)
+        config = dataclasses.replace(config, vocab_size=vocabulary).resolved()
     if source is not None and not config.is_set("block_size"):
         longest = min(config.block_size, source.weights.shape.block_size)
         config = dataclasses.replace(config, block_size=longest).resolved()
@@ -82,9 +86,7 @@ def open_run(config: RunConfig) -> Run:
     val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size)
     sequences = Sequences(train_tokens, shape.block_size, config.seed)
 
-    model = (
-        model_class(shape).initialised(shape, config.seed) if source is None else _model_from(source, shape)
-    )
+    model = _fresh_model(shape, config) if source is None else _model_from(source, shape)
     model.attention_kernel = kernel
     stepper = build_stepper(model, config, device, dtype, notes)
     position = first_position(sequences, train_tokens)
@@ -161,20 +163,32 @@ def _refuse_other_experiment(directory: RunDirectory, config: RunConfig) -> None
         )
 
 
-def _of_its_architecture(config: RunConfig, shape: Shape) -> RunConfig:
-    """The checkpoint decides the architecture, and with it whose learning rates and schedule hold."""
+def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> RunConfig:
+    """The checkpoint decides the architecture, and with it whose learning rates and schedule hold.
+
+    What it decides counts as set: the run is continued by its folder alone.
+    """
     arch, _, generation = shape.arch.partition("-")
     number = int(generation) if generation else config.generation
-    if (arch, number) == (config.arch, config.generation):
-        return config
-    if config.is_set("arch") or config.is_set("depth") or config.is_set("generation"):
+    named = [n for n in ("arch", "depth", "generation") if config.is_set(n)]
+    if (arch, number) != (config.arch, config.generation) and named:
         raise UserError(
             f"init_from holds a model of architecture {shape.arch}",
             f"the config asks for arch='{config.arch}'"
             + (f", generation {config.generation}" if config.arch == "nanochat" else ""),
             "leave out arch, depth and generation, or start from scratch",
         )
-    return dataclasses.replace(config, arch=arch, generation=number).resolved()
+    if arch == "gpt2":
+        return dataclasses.replace(config, arch=arch).resolved() if config.arch != arch else config
+    if config.is_set("depth") and config.depth != shape.n_layer:
+        notes.append(f"depth is {shape.n_layer} in the checkpoint; {config.depth} is not used")
+    decided = {"arch": arch, "generation": number, "depth": shape.n_layer, **shape.to_json()}
+    knobs_of_it = {f.name for f in dataclasses.fields(config)} - {"n_layer"}
+    decided = {
+        n: v for n, v in decided.items() if n in knobs_of_it and (not config.is_set(n) or n == "depth")
+    }
+    origins = {**config.origins, **{n: config.origins.get(n, "the checkpoint") for n in decided}}
+    return dataclasses.replace(config, **decided, origins=origins).resolved()
 
 
 def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
@@ -202,6 +216,12 @@ def _as_it_is(config: RunConfig, shape: Shape) -> RunConfig:
     names = ("n_layer", "n_head", "n_embd", "vocab_size", "bias")
     actual = {n: getattr(shape, n) for n in names if config.is_set(n) and hasattr(shape, n)}
     return dataclasses.replace(config, **actual)
+
+
+def _fresh_model(shape: Shape, config: RunConfig) -> Decoder:
+    """A large one that learns in bf16 is not first held in fp32."""
+    matrices = torch.bfloat16 if config.master_weights == "bf16" else torch.float32
+    return model_class(shape).initialised(shape, config.seed, matrices)
 
 
 def _vocabulary(data_dir: Path) -> int:

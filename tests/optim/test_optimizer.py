@@ -128,14 +128,14 @@ def test_it_continues_in_any_other_storage(after: Storage) -> None:
 
 def test_bytes() -> None:
     """Masters 4, momentum 4, totals 4 and a working copy of 2; or 2 + 1 and a little."""
-    assert card_bytes(0, 1, Storage(), torch.bfloat16) == 14
-    assert card_bytes(0, 256, Storage("bf16", "int8"), torch.bfloat16) == 256 * 5 + 4
-    assert home_bytes(0, 256, Storage("bf16", "int8", "gradients")) == 256 * (2 + 1 + 4) + 4
+    assert card_bytes(1, 0, True, Storage(), torch.bfloat16) == 14
+    assert card_bytes(256, 0, True, Storage("bf16", "int8"), torch.bfloat16) == 256 * 5 + 4
+    assert home_bytes(256, 0, True, Storage("bf16", "int8", "gradients")) == 256 * (2 + 1 + 4) + 4
     optimizer = optimizer_of(Storage("bf16", "int8", "gradients"))
     layers, others = 2 * (768 + 512), 2 * 512
-    assert optimizer.host_bytes == home_bytes(0, layers, Storage("bf16", "int8", "gradients")) + home_bytes(
-        others, 0, Storage("bf16", "int8", "optimizer")
-    )
+    assert optimizer.host_bytes == home_bytes(layers, others, True, Storage("bf16", "int8", "gradients"))
+    # Embeddings' totals stay on the card, in fp32.
+    assert card_bytes(0, 256, True, Storage("bf16", "int8", "gradients"), torch.bfloat16) == 256 * 6
 
 
 @pytest.mark.parametrize("generation", [2025, 2026])

@@ -378,6 +378,22 @@ def test_muon_resumes_exactly(workplace: Path, storage: list[str], arch: list[st
             assert torch.equal(resumed[name], tensor), name
 
 
+def test_a_nanochat_checkpoint_decides_depth_and_block(workplace: Path) -> None:
+    small = ["--dataset=tiny", "--vocab_size=61", "--device=cpu", "--no-compile", "--sample_tokens=0",
+             "--eval_iters=2", "--batch_size=4", "--gradient_accumulation_steps=2",
+             "--max_iters=2"]  # fmt: skip
+    wide = ["--depth=3", "--n_embd=32", "--n_head=2", "--block_size=16"]
+    train(load_config(RunConfig, [*small, *wide, "--out_dir=first"]))
+    train(load_config(RunConfig, [*small, "--init_from=./first", "--out_dir=second"]))
+    config = RunDirectory("second").read_config()
+    assert config is not None
+    assert (config.arch, config.generation, config.depth, config.n_layer) == ("nanochat", 2026, 3, 3)
+    assert (config.n_embd, config.block_size) == (32, 16)
+    # By its folder alone, without a word about the architecture.
+    summary = train(load_run_config(["--out_dir=second", "--max_iters=3", "--init_from=resume"]))
+    assert summary.values["step"] == 3
+
+
 def test_always_save_checkpoint_false_saves_improvements_and_the_end_only(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

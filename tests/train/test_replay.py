@@ -93,16 +93,15 @@ def test_a_recorder_that_fails_is_told_of_and_not_tried_again() -> None:
     assert replay.problem == "operation not permitted"
 
 
-def test_running_out_of_memory_while_recording_is_not_hidden() -> None:
+def test_no_room_to_record_is_no_reason_to_stop() -> None:
+    """The plain passes have fitted; a recording needs a little more."""
+
     def full(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     replay = Replay(lambda x: x + 1, full)
-    replay(torch.tensor(0))
-    replay(torch.tensor(1))
-    with pytest.raises(torch.OutOfMemoryError):
-        replay(torch.tensor(2))
-    assert replay.problem is None
+    assert [replay(torch.tensor(n)).item() for n in range(4)] == [1, 2, 3, 4]
+    assert replay.problem == "CUDA out of memory"
 
 
 @pytest.mark.parametrize("storage", [Storage(), Storage("bf16", "int8")])

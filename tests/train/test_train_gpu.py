@@ -178,3 +178,21 @@ def test_replayed_micro_batches_are_the_launched_ones(
         return found
 
     assert losses(True) == pytest.approx(losses(False), rel=1e-5)
+
+
+def test_a_recording_that_fails_leaves_the_card_usable() -> None:
+    from onecard.train.replay import Replay
+
+    def reads(x: torch.Tensor) -> torch.Tensor:
+        return x * float(x.sum().item())  # a value for the host: not to be recorded
+
+    replay, x = Replay(reads), torch.ones(4, device="cuda")
+    stream = torch.cuda.current_stream()
+    for _ in range(5):
+        assert replay(x).sum().item() == 16.0
+    assert replay.problem is not None
+    assert torch.cuda.current_stream() == stream
+    big = torch.empty(2**28, device="cuda")
+    del big
+    torch.cuda.empty_cache()
+    assert losses_of("cuda", "float32", steps=2)[-1] > 0
