@@ -1,8 +1,8 @@
 # nanochat d12 (2026 generation) for a 12 GB card: 286M parameters with its own tokenizer, 1.3B tokens.
-# Its data: onecard prepare fineweb --tokens 1.4B --train-tokenizer 32768
+# Its data: onecard prepare fineweb --name fineweb-32k --tokens 1.4B --train-tokenizer 32768
 # One dial sets the rest: width 768, 6 heads, 524,288 tokens a step, learning rates and schedule.
 out_dir = "out-d12"
-dataset = "fineweb"
+dataset = "fineweb-32k"
 arch = "nanochat"
 depth = 12
 

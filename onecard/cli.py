@@ -11,9 +11,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from onecard.config import RunConfig, SampleConfig
+from onecard.config import RunConfig
 from onecard.errors import UserError, need_package
 from onecard.knobs import Config, describe_knobs, knobs, load_config
+from onecard.sample_config import SampleConfig
 
 INTERRUPTED = 130
 

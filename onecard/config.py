@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from onecard import dial
 from onecard.config_file import shortened
@@ -23,6 +24,23 @@ GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Config):
     """One training run. Defaults are nanoGPT's: GPT-2 124M on OpenWebText."""
+
+    foreign: ClassVar[Mapping[str, str]] = {  # nanochat's flags that are no knobs here
+        "target_param_data_ratio": "a horizon is given in tokens, --tokens=2.2B, or in steps",
+        "target_flops": "a horizon is given in tokens, --tokens=2.2B, or in steps",
+        "aspect_ratio": "a width of your own: --n_embd",
+        "head_dim": "heads of your own: --n_head",
+        "device_type": "--device=cuda or --device=cpu",
+        "eval_tokens": "--eval_iters, times batch_size × block_size tokens",
+        "sample_every": "samples come with evaluations; --sample_tokens=0 for none",
+        "save_every": "checkpoints come with evaluations: --eval_interval",
+        "model_tag": "--out_dir=FOLDER",
+        "resume_from_step": "--init_from=resume continues from the newest checkpoint",
+        "core_metric_every": "CORE is not here yet; leave it out",
+        "core_metric_max_per_task": "CORE is not here yet; leave it out",
+        "fp8": "8-bit matmuls are not here yet; leave it out",
+        "fp8_recipe": "8-bit matmuls are not here yet; leave it out",
+    }
 
     # fmt: off
     # One knob a line, however long: this is a table.
@@ -52,7 +70,7 @@ class RunConfig(Config):
     arch: str = knob("str", "gpt2", "architecture: gpt2 or nanochat", group="model", choices=("gpt2", "nanochat"))
     depth: int | None = knob("int", None, "nanochat's dial: layers, and with them width, heads, tokens, batch and learning rates", group="model", low=1, high=128)
     generation: int = knob("int", 2026, "of nanochat: 2025 (October's, of d20 and d32) or 2026", group="model", low=2025, high=2026)
-    window_pattern: str = knob("str", "SSSL", "of nanochat 2026: layer by layer S sees a quarter of block_size, L all of it", group="model")
+    window_pattern: str = knob("str", "SSSL", "of nanochat 2026: layer by layer S sees a quarter of block_size (in whole 128s), L all of it", group="model")
     value_embeddings: bool = knob("bool", True, "of nanochat 2026: a second embedding on alternate layers", group="model")
     n_layer: int = knob("int", 12, "layers", group="model", low=1, high=1024)
     n_head: int = knob("int", 12, "attention heads", group="model", low=1, high=1024)
@@ -134,7 +152,8 @@ class RunConfig(Config):
         self._check_batch()
         if self.n_embd % self.n_head:
             most = {f.name: f.metadata["high"] for f in knobs(type(self))}
-            embd = _nearest(self.n_embd, most["n_embd"], lambda n: n % self.n_head == 0)
+            even = 2 if self.arch == "nanochat" else 1  # rotary positions turn channels in pairs
+            embd = _nearest(self.n_embd, most["n_embd"], lambda n: n % (even * self.n_head) == 0)
             head = _nearest(self.n_head, most["n_head"], lambda n: self.n_embd % n == 0)
             raise UserError(
                 f"n_embd {self.n_embd} cannot be divided among n_head {self.n_head}",
@@ -155,7 +174,7 @@ class RunConfig(Config):
                 + ("" if self.is_set("min_lr") else " (min_lr is at its default)"),
                 f"--min_lr={self.learning_rate / 10:g}, or --decay_lr=False for a constant rate",
             )
-        _check_init_from(self.init_from)
+        check_init_from(self.init_from)
         if self.fresh and self.init_from == "resume":
             raise UserError("fresh starts over and init_from='resume' continues", hint="keep one of them")
 
@@ -223,10 +242,21 @@ class RunConfig(Config):
                 "keep one of them",
             )
 
+    def without_schedule_notes(self) -> RunConfig:
+        """Before it is resolved anew, as another architecture's."""
+        idle = {*self._schedule_notes(), *self._unused_notes()}
+        return dataclasses.replace(self, notes=tuple(n for n in self.notes if n not in idle))
+
     def _schedule_notes(self) -> tuple[str, ...]:
         """A schedule that ends far from the run is legal, and nearly always an oversight."""
         end, last, warmup = self.lr_decay_iters, self.max_iters, self.warmup_iters
-        if not self.decay_lr or self.arch != "gpt2":
+        if self.arch != "gpt2":
+            if warmup < last or not last:
+                return ()
+            return (
+                f"the warm-up of {warmup} steps does not end before the run (--warmup_iters={last // 10})",
+            )
+        if not self.decay_lr:
             return ()
         if warmup >= min(end, last) > 0 and self.is_set("max_iters"):
             return (
@@ -319,36 +349,7 @@ class RunConfig(Config):
         return dataclasses.replace(self, **changes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleConfig(Config):
-    """Drawing text from a run or a pretrained model, as nanoGPT's sample.py."""
-
-    # fmt: off
-    init_from: str = knob("str", "resume", "resume (the run in out_dir), gpt2[-medium|-large|-xl], or a folder or ckpt.pt", group="model")
-    out_dir: str = knob("str", "out", "folder of the run", group="model")
-    step: int | None = knob("int", None, "which checkpoint; auto: the newest (the best when always_save_checkpoint=False)", group="model", low=0)
-    start: str = knob("str", "\n", "prompt, or FILE:path to read it from a file", group="sampling")
-    num_samples: int = knob("int", 10, "samples to draw", group="sampling", low=1, high=100_000)
-    max_new_tokens: int = knob("int", 500, "tokens in each", group="sampling", low=1, high=10_000_000)
-    temperature: float = knob("float", 0.8, "1 as learned, below 1 more careful, 0 always the likeliest", group="sampling", low=0.0, high=100.0)
-    top_k: int | None = knob("int", 200, "draw from the k likeliest tokens only; auto or 0: from all", group="sampling", low=0)
-    top_p: float = knob("float", 1.0, "draw from the likeliest tokens that together reach this probability", group="sampling", low=0.0, high=1.0)
-    seed: int = knob("int", 1337, "seed; sample k depends only on seed and k", group="sampling", low=0, high=2**31 - 1)
-    device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="system")
-    dtype: str | None = knob("str", None, "float32, bfloat16 or float16; auto: bfloat16 where the card has it", group="system", choices=("float32", "bfloat16", "float16"))
-    compile: bool = knob("bool", False, "accepted for nanoGPT's sake; cached decoding needs no compilation", group="system")
-    # fmt: on
-
-    def check(self) -> None:
-        _check_init_from(self.init_from)
-        if self.init_from in ("auto", "scratch"):
-            raise UserError(
-                f"there is nothing to sample from in init_from='{self.init_from}'",
-                hint="--init_from=resume with --out_dir=FOLDER, or --init_from=gpt2",
-            )
-
-
-def _check_init_from(init_from: str) -> None:
+def check_init_from(init_from: str) -> None:
     if (
         init_from in ("auto", "scratch", "resume", *GPT2_NAMES)
         or "/" in init_from

@@ -68,7 +68,8 @@ def _read_text(path: Path) -> str:
     try:
         if path.is_dir():
             raise UserError(
-                f"{path} is a folder, not a config file", hint=f"name a file in it: {path}/NAME.py"
+                f"{path} is a folder, not a config file",
+                hint=f"for the run in it: --out_dir={path}; for a config: {path}/NAME.py",
             )
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)  # no more: pipes and devices do not tell their size

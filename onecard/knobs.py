@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from onecard.config_file import (
     COMMAND_LINE,
@@ -69,6 +69,7 @@ def knob(
 class Config:
     """What all configs share: where each value came from, and what the reader should be told."""
 
+    foreign: ClassVar[Mapping[str, str]] = {}  # other projects' names, and what to use instead
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
@@ -116,10 +117,11 @@ def load_config(
     notes: list[str] = []
 
     def set_value(assignment: Assignment, from_text: bool) -> None:
-        if assignment.name in NANOCHATS_AUTO and str(assignment.value).strip() == "-1":
+        off = str(assignment.value).strip() == "-1"
+        if off and (assignment.name in NANOCHATS_AUTO or assignment.name in cls.foreign):
             return
         assignment = _own_name(assignment, fields, from_text)
-        field = _known_field(assignment, fields)
+        field = _known_field(assignment, fields, cls.foreign)
         values[field.name] = _typed(field, assignment, from_text)
         origins[field.name] = assignment.origin
 
@@ -191,14 +193,16 @@ def _own_name(
 
 
 def _known_field(
-    assignment: Assignment, fields: Mapping[str, dataclasses.Field[Any]]
+    assignment: Assignment, fields: Mapping[str, dataclasses.Field[Any]], foreign: Mapping[str, str]
 ) -> dataclasses.Field[Any]:
     if assignment.name in fields:
         return fields[assignment.name]
-    near = difflib.get_close_matches(assignment.name, fields, n=2, cutoff=0.6)
+    names = [*fields, *(f.metadata["alias"] for f in fields.values() if f.metadata["alias"])]
+    near = difflib.get_close_matches(assignment.name, names, n=2, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else "--help lists them all"
     raise UserError(
         f"there is no knob called '{assignment.name}' ({assignment.origin})",
-        hint=f"did you mean {' or '.join(near)}?" if near else "--help lists them all",
+        hint=foreign.get(assignment.name, hint),
     )
 
 
@@ -271,5 +275,7 @@ def describe_knobs(cls: type[Config]) -> list[tuple[str, list[tuple[str, str, st
     groups: dict[str, list[tuple[str, str, str]]] = {}
     for f in knobs(cls):
         default = "auto" if f.default is None else repr(f.default)
-        groups.setdefault(f.metadata["group"], []).append((f.name, default, f.metadata["help"]))
+        alias = f.metadata["alias"]
+        text = f.metadata["help"] + (f" (also --{alias.replace('_', '-')})" if alias else "")
+        groups.setdefault(f.metadata["group"], []).append((f.name, default, text))
     return list(groups.items())

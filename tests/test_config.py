@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onecard.config import RunConfig, SampleConfig
+from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.knobs import Config, describe_knobs, from_values, knobs, load_config
+from onecard.sample_config import SampleConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 FUZZ = settings(max_examples=200, deadline=None)

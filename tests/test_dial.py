@@ -93,3 +93,13 @@ def test_what_is_set_and_idle_is_told() -> None:
 def test_wider_models_learn_embeddings_more_slowly() -> None:
     assert dial.width_lr_scale(768) == 1.0
     assert dial.width_lr_scale(4 * 768) == 0.5
+
+
+def test_nanochats_other_flags_are_answered() -> None:
+    with pytest.raises(UserError, match="no knob called 'target_param_data_ratio'") as refused:
+        config("--depth=12", "--target-param-data-ratio=20")
+    assert "--tokens" in refused.value.hint
+    assert config("--depth=12", "--core-metric-every=-1", "--sample-every=-1").depth == 12
+    with pytest.raises(UserError) as near:
+        config("--num_iteration=5")
+    assert "num_iterations" in near.value.hint

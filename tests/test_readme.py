@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from onecard.config import RunConfig, SampleConfig
+from onecard.config import RunConfig
 from onecard.knobs import load_config
+from onecard.sample_config import SampleConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

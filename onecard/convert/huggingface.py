@@ -28,8 +28,7 @@ from onecard.convert.reading import (
 )
 from onecard.errors import UserError, missing_package
 from onecard.files import flush_to_disk
-from onecard.model.decoder import Shape
-from onecard.shapes import GPT2Shape, NanochatShape
+from onecard.shapes import GPT2Shape, NanochatShape, Shape
 
 PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from onecard.errors import UserError
 from onecard.files import flush_to_disk
-from onecard.model.decoder import Shape
 from onecard.model.family import model_class
+from onecard.shapes import Shape
 
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
 

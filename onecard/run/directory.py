@@ -40,6 +40,9 @@ class RunDirectory:
     def holds_run(self) -> bool:
         return any(p.exists() for p in (self.config_path, self.checkpoints, self.nanogpt_checkpoint))
 
+    def has_checkpoint(self) -> bool:
+        return self.nanogpt_checkpoint.exists() or any(self.checkpoints.glob("step-*"))
+
     @contextmanager
     def claimed(self, *, fresh: bool) -> Iterator[Path | None]:
         """The folder, made if need be and ours alone until the end. Two runs in one would ruin both.
@@ -128,10 +131,16 @@ def _values_of_earlier_run(values: Mapping[str, Value], origins: Mapping[str, st
     from_a_file = any(origin != COMMAND_LINE for origin in origins.values())
     if from_a_file or values.get("fresh") or values.get("init_from", "auto") not in ("auto", "resume"):
         return []
-    before = RunDirectory(str(values.get("out_dir", "out"))).read_config()
+    directory = RunDirectory(str(values.get("out_dir", "out")))
+    before = directory.read_config()
     if before is None:
         return []
     replaced = set(values) | {"out_dir", "init_from", "fresh", "eval_only"}
+    if not directory.has_checkpoint():
+        # It was stopped before there was anything to continue: the same again, or something new, no mixture.
+        if set(values) - {"out_dir"}:
+            return []
+        replaced -= {"init_from"}
     # Both say when the run ends; the one given now wins.
     replaced |= {"tokens"} if "max_iters" in values else {"max_iters"} if "tokens" in values else set()
     return [

@@ -7,12 +7,11 @@ from pathlib import Path
 from onecard.convert.huggingface import write_huggingface_folder
 from onecard.convert.nanogpt import NanoGPTCheckpoint, write_nanogpt_checkpoint
 from onecard.errors import UserError
-from onecard.model.decoder import Shape
 from onecard.optim.saved import MOMENTS, read_moment
 from onecard.run.checkpoint import Checkpoint
 from onecard.run.directory import RunDirectory
 from onecard.run.load import checkpoint_of_run, tokenizer_of, weights_of_checkpoint, weights_of_run
-from onecard.shapes import GPT2Shape
+from onecard.shapes import GPT2Shape, Nanochat2026Shape, Shape
 
 
 def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
@@ -26,6 +25,12 @@ def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
         told = f"step {checkpoint.step:,} of {out_dir} written to {target}; nanoGPT resumes from it"
         return told if theirs.moments else f"{told}, with new moments: its AdamW has no use for Muon's"
     weights = weights_of_run(out_dir, step)
+    if isinstance(weights.shape, Nanochat2026Shape):
+        raise UserError(
+            f"{out_dir} cannot be written for Hugging Face",
+            "transformers has nanochat's architecture of October 2025, not that of 2026",
+            "onecard samples from it as it is; train with --generation=2025 for a model that goes there",
+        )
     try:
         tokenizer = tokenizer_of(weights)
         n_vocab, eot = tokenizer.n_vocab, tokenizer.eot
@@ -62,6 +67,8 @@ def _for_nanogpt(checkpoint: Checkpoint) -> NanoGPTCheckpoint:
 def _gpt2(shape: Shape, where: object) -> GPT2Shape:
     if not isinstance(shape, GPT2Shape):
         raise UserError(
-            f"{where} is no GPT-2", f"its architecture is {shape.arch}, which this format has not"
+            f"{where} is no GPT-2",
+            f"its architecture is {shape.arch}, which nanoGPT has not",
+            "for Hugging Face: onecard export RUN FOLDER" if shape.arch == "nanochat-2025" else "",
         )
     return shape

@@ -9,19 +9,20 @@ from typing import Any
 
 from torch import Tensor
 
-from onecard.config import GPT2_NAMES, SampleConfig
+from onecard.config import GPT2_NAMES
 from onecard.convert.huggingface import pretrained_folder, read_huggingface_folder
 from onecard.convert.nanochat import is_nanochat_file, nanochat_steps, read_nanochat_checkpoint
 from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
-from onecard.model.decoder import Decoder, Shape
+from onecard.model.decoder import Decoder
 from onecard.model.family import model_class, shape_from
 from onecard.model.precision import choose_dtype, torch_dtype
 from onecard.run.checkpoint import Checkpoint, best_checkpoint, damage, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory
-from onecard.shapes import GPT2Shape
+from onecard.sample_config import SampleConfig
+from onecard.shapes import GPT2Shape, Shape
 
 # GPT-2's tokens, plain and padded to a multiple of 64.
 _GPT2_VOCABULARIES = (50257, 50304)

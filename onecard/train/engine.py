@@ -9,11 +9,11 @@ from onecard.errors import UserError
 from onecard.hardware.machine import local_cpu
 from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
-from onecard.model.decoder import Decoder, Shape
+from onecard.model.decoder import Decoder
 from onecard.model.precision import card_has_bf16, torch_dtype
 from onecard.optim.held import Storage, card_bytes, home_bytes
 from onecard.optim.recipe import rules_of
-from onecard.shapes import GPT2Shape
+from onecard.shapes import GPT2Shape, Shape
 from onecard.train.memory import cap_memory
 from onecard.train.step import Stepper
 

@@ -15,14 +15,14 @@ from onecard.data.bins import TokenFile, open_split, read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
-from onecard.model.decoder import Decoder, Shape
+from onecard.model.decoder import Decoder
 from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
 from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
-from onecard.shapes import GPT2Shape
+from onecard.shapes import GPT2Shape, Shape
 from onecard.train.engine import build_stepper, choose_kernel, make_room
 from onecard.train.memory import use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
@@ -30,6 +30,8 @@ from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
 
 GPT2_PADDED_VOCAB = 50304
+# Knobs that a checkpoint decides.
+_OF_THE_SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "window_pattern", "value_embeddings")
 
 
 @dataclass
@@ -60,7 +62,7 @@ def open_run(config: RunConfig) -> Run:
     device = resolve_device(config.device)
     dtype, dtype_note = choose_dtype(config.dtype, device)
     torch.set_float32_matmul_precision("high")  # fp32 runs use tf32 on CUDA, as nanoGPT's do
-    notes = [*config.notes, *([dtype_note] if dtype_note else [])]
+    notes = [dtype_note] if dtype_note else []
     if torch.device(device).index is not None:
         # "cuda" alone is the current card already, and set_device refuses it.
         torch.cuda.set_device(device)
@@ -71,7 +73,8 @@ def open_run(config: RunConfig) -> Run:
     elif config.arch == "nanochat" and config.vocab_size is None:
         # The horizon counts parameters, and with them the vocabulary there is.
         vocabulary = _vocabulary(Path("data") / config.dataset)
-        config = dataclasses.replace(config, vocab_size=vocabulary).resolved()
+        config = dataclasses.replace(config.without_schedule_notes(), vocab_size=vocabulary).resolved()
+    notes[:0] = config.notes
     if source is not None and not config.is_set("block_size"):
         longest = min(config.block_size, source.weights.shape.block_size)
         config = dataclasses.replace(config, block_size=longest).resolved()
@@ -179,7 +182,9 @@ def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> R
             "leave out arch, depth and generation, or start from scratch",
         )
     if arch == "gpt2":
-        return dataclasses.replace(config, arch=arch).resolved() if config.arch != arch else config
+        if config.arch == arch:
+            return config
+        return dataclasses.replace(config.without_schedule_notes(), arch=arch).resolved()
     if config.is_set("depth") and config.depth != shape.n_layer:
         notes.append(f"depth is {shape.n_layer} in the checkpoint; {config.depth} is not used")
     decided = {"arch": arch, "generation": number, "depth": shape.n_layer, **shape.to_json()}
@@ -188,7 +193,7 @@ def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> R
         n: v for n, v in decided.items() if n in knobs_of_it and (not config.is_set(n) or n == "depth")
     }
     origins = {**config.origins, **{n: config.origins.get(n, "the checkpoint") for n in decided}}
-    return dataclasses.replace(config, **decided, origins=origins).resolved()
+    return dataclasses.replace(config.without_schedule_notes(), **decided, origins=origins).resolved()
 
 
 def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
@@ -198,7 +203,7 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
         return made
     shape = source.weights.shape
     # As in nanoGPT, the checkpoint decides the architecture; what the user asked for instead is told.
-    for name in ("n_layer", "n_head", "n_embd", "vocab_size", "bias"):
+    for name in _OF_THE_SHAPE:
         there = getattr(shape, name, False)  # not every architecture has biases to choose
         if config.is_set(name) and getattr(config, name) not in (None, there):
             notes.append(f"{name} is {there} in the checkpoint; {getattr(config, name)} is not used")
@@ -213,8 +218,7 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
 
 def _as_it_is(config: RunConfig, shape: Shape) -> RunConfig:
     """What was asked for and not used must not be written down as what this run is."""
-    names = ("n_layer", "n_head", "n_embd", "vocab_size", "bias")
-    actual = {n: getattr(shape, n) for n in names if config.is_set(n) and hasattr(shape, n)}
+    actual = {n: getattr(shape, n) for n in _OF_THE_SHAPE if config.is_set(n) and hasattr(shape, n)}
     return dataclasses.replace(config, **actual)
 
 

@@ -93,7 +93,8 @@ class Summary:
             again = "the same command" if config.init_from in ("auto", "resume") and not config.fresh else (
                 "--init_from=resume" + (", without --fresh" if config.fresh else "")
             )  # fmt: skip
-            lines.append(f"continue with {again}")
+            # Before the first checkpoint there is nothing to continue.
+            lines.append(f"continue with {again}" if values["step"] else "begin again with the same command")
         return "\n".join(lines)
 
     def _learned(self) -> list[str]:

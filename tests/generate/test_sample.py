@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from onecard.config import SampleConfig
 from onecard.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from onecard.errors import UserError
 from onecard.generate import sample as sample_module
@@ -22,6 +21,7 @@ from onecard.generate.sample import SEPARATOR, prompt_ids, sample_command, sampl
 from onecard.model.gpt2 import GPT2
 from onecard.model.precision import torch_dtype
 from onecard.run.load import LoadedModel
+from onecard.sample_config import SampleConfig
 from onecard.shapes import GPT2Shape
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from onecard.config import RunConfig, SampleConfig
+from onecard.config import RunConfig
 from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
 from onecard.knobs import load_config
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.export import export_run
 from onecard.run.load import load_for_sampling, load_weights, weights_from, weights_of_run
+from onecard.sample_config import SampleConfig
 from onecard.train.loop import train
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "ckpt.pt"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onecard.cli import main
-from onecard.config import RunConfig, SampleConfig
+from onecard.config import RunConfig
 from onecard.convert.huggingface import write_huggingface_folder
 from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
@@ -18,6 +18,7 @@ from onecard.knobs import load_config
 from onecard.model.nanochat import Nanochat
 from onecard.run.export import export_run
 from onecard.run.load import Weights, load_for_sampling, tokenizer_of, weights_from, weights_of_run
+from onecard.sample_config import SampleConfig
 from onecard.shapes import NanochatShape
 from onecard.train.loop import train
 

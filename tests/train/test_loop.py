@@ -394,6 +394,15 @@ def test_a_nanochat_checkpoint_decides_depth_and_block(workplace: Path) -> None:
     assert summary.values["step"] == 3
 
 
+def test_a_run_without_a_checkpoint_lends_nothing_to_another(workplace: Path) -> None:
+    RunDirectory("out").path.mkdir()
+    RunDirectory("out").write_config(config("--n_embd=48", "--init_from=./elsewhere"))
+    again = load_run_config(["--out_dir=out"])
+    assert (again.n_embd, again.init_from) == (48, "./elsewhere")
+    other = load_run_config(["--out_dir=out", "--n_layer=3"])
+    assert (other.n_embd, other.n_layer, other.init_from) == (768, 3, "auto")
+
+
 def test_always_save_checkpoint_false_saves_improvements_and_the_end_only(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
