@@ -1,4 +1,4 @@
-# A small nanochat on this Python's own standard library, byte by byte. No download; two minutes on two CPU cores.
+# A small nanochat on this Python's own standard library, byte by byte. No download; minutes on a CPU.
 #   onecard prepare stdlib
 #   onecard train config/demo.py
 #   onecard sample --out_dir=out-demo

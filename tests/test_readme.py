@@ -49,7 +49,6 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         assert done.stdout, command
     assert (tmp_path / "out-way-hf" / "model.safetensors").is_file()
-    assert (tmp_path / "out-way-nanogpt" / "ckpt.pt").is_file()
 
 
 def environment(folder: Path) -> dict[str, str]:
