@@ -141,17 +141,20 @@ class Shuttle:
 
 
 class LayerTotals:
-    """Gradient totals that live on the host; those of two layers at a time are on the card.
+    """Gradient totals that live on the host; those of three layers at a time are on the card.
 
     The backward pass goes through the layers from last to first. Before a layer, its total of the
-    micro-batches so far has come; after it, the sum goes home, while the next layer computes.
+    micro-batches so far has come; after it, the sum goes home. While one layer computes, the sum of the
+    one before it leaves and the total of the next arrives: with three places the two need not wait for
+    each other, and the bus carries both ways at once.
     """
 
     def __init__(self, region: Region, dtype: torch.dtype, device: str) -> None:
         self.home = host_empty(region.size, dtype, device).zero_()
         self._spans = _layer_spans(region)
         longest = max(last - first for first, last in self._spans)
-        self._places = [torch.zeros(longest, dtype=dtype, device=device) for _ in range(2)]
+        count = min(_PLACES, len(self._spans))
+        self._places = [torch.zeros(longest, dtype=dtype, device=device) for _ in range(count)]
         wide = torch.promote_types(dtype, torch.float32)
         self._norms = torch.zeros(len(self._spans), dtype=wide, device=device)
         self._empty = [True] * len(self._spans)  # nothing has been added in this step
@@ -160,10 +163,11 @@ class LayerTotals:
         for slot in region.slots:
             layer = _layer_of(slot)
             first, _ = self._spans[layer]
-            self.views[slot.name] = replace(slot, first=slot.first - first).view(self._places[layer % 2])
+            self.views[slot.name] = replace(slot, first=slot.first - first).view(self._place_of(layer))
         self.cuda = device.startswith("cuda")
         if self.cuda:
             self._inward, self._outward = torch.Stream(device), torch.Stream(device)
+            self._left = [torch.Event(device) for _ in self._places]  # what was there is home
 
     def begin(self, layer: int) -> None:
         """Before the layer's backward pass: its total is in `views` afterwards."""
@@ -183,6 +187,8 @@ class LayerTotals:
             self._outward.wait_stream(torch.cuda.current_stream())
         with _on(self._outward if self.cuda else None):
             home.copy_(place, non_blocking=True)
+            if self.cuda:
+                self._left[layer % len(self._places)].record(self._outward)
 
     def norm(self) -> Tensor:
         return torch.linalg.vector_norm(self._norms)
@@ -200,9 +206,13 @@ class LayerTotals:
     def _fetch(self, layer: int) -> None:
         place, home = self._both(layer)
         if self.cuda:
-            # The layer that was here before must have been worked on and have left.
-            self._inward.wait_stream(torch.cuda.current_stream())
-            self._inward.wait_stream(self._outward)
+            # The layer that was here before must have left, and with it all that left earlier: among them this
+            # layer's own sum of the micro-batch before.
+            self._inward.wait_event(self._left[layer % len(self._places)])
+            if self._coming is None:
+                # A step that was broken off may still be at work on a place that it never left.
+                self._inward.wait_stream(torch.cuda.current_stream())
+                self._inward.wait_stream(self._outward)
         with _on(self._inward if self.cuda else None):
             if self._empty[layer]:
                 place.zero_()
@@ -212,7 +222,10 @@ class LayerTotals:
 
     def _both(self, layer: int) -> tuple[Tensor, Tensor]:
         first, last = self._spans[layer]
-        return self._places[layer % 2][: last - first], self.home[first:last]
+        return self._place_of(layer)[: last - first], self.home[first:last]
+
+    def _place_of(self, layer: int) -> Tensor:
+        return self._places[layer % len(self._places)]
 
 
 def _layer_of(slot: Slot) -> int:
