@@ -189,6 +189,8 @@ class LayerTotals:
             home.copy_(place, non_blocking=True)
             if self.cuda:
                 self._left[layer % len(self._places)].record(self._outward)
+        if not layer:
+            self._coming = None
 
     def norm(self) -> Tensor:
         return torch.linalg.vector_norm(self._norms)
@@ -206,11 +208,12 @@ class LayerTotals:
     def _fetch(self, layer: int) -> None:
         place, home = self._both(layer)
         if self.cuda:
-            # The layer that was here before must have left, and with it all that left earlier: among them this
-            # layer's own sum of the micro-batch before.
+            # The layer that was here before must have left, and with it all that left earlier, among them
+            # this layer's own sum of the micro-batch before.
             self._inward.wait_event(self._left[layer % len(self._places)])
             if self._coming is None:
-                # A step that was broken off may still be at work on a place that it never left.
+                # The first of a micro-batch. The one before may still be at work on a place, or have been
+                # broken off there.
                 self._inward.wait_stream(torch.cuda.current_stream())
                 self._inward.wait_stream(self._outward)
         with _on(self._inward if self.cuda else None):
