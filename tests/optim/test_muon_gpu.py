@@ -1,0 +1,119 @@
+"""Muon on a CUDA card: the CPU's steps, compiled or not, wherever masters and totals live."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Size, Tensor
+
+from onecard.optim.held import Storage
+from onecard.optim.lowbit import BLOCK, Int8State
+from onecard.optim.muon import Matrix, Momentum, Muon, MuonHyper
+from onecard.optim.optimizer import Optimizer
+from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
+]
+SHAPES = {
+    "transformer.wte.weight": (256, 128),
+    **{
+        f"transformer.h.{layer}.{name}.weight": shape
+        for layer in range(5)
+        for name, shape in {
+            "attn.c_attn": (384, 128),
+            "mlp.c_fc": (512, 128),
+            "mlp.c_proj": (128, 512),
+        }.items()
+    },
+    "scale": (128,),
+}
+LAYERS = {name for name in SHAPES if ".h." in name}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rules(name: str, shape: Size) -> Rule:
+    return MuonRule(0.05, 0.1, refined=True) if name in LAYERS else AdamWRule((0.8, 0.95), lr=0.05)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("momentum", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("refined", [False, True])
+def test_a_step_is_the_cpus(compiled: bool, momentum: str, refined: bool) -> None:
+    matrix = Matrix(3, 64, 192)
+    results = []
+    for device, work in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        muon = Muon([matrix], device, work, refined=refined, compiled=compiled and device == "cuda")
+        master = random(matrix.elements).to(device)
+        state: Momentum = torch.zeros(matrix.elements, device=device)
+        if momentum == "bf16":
+            state = state.bfloat16()
+        elif momentum == "int8":
+            blocks = matrix.elements // BLOCK
+            state = Int8State(state.to(torch.int8), torch.zeros(blocks, device=device))
+        variance = torch.zeros(matrix.variances(), device=device)
+        hyper = MuonHyper(*(torch.tensor(v, device=device) for v in (1.0, 0.1, 0.05, 0.9)))
+        for step in range(3):
+            grad = random(matrix.elements, seed=step + 1).to(device)
+            key = torch.tensor(step, dtype=torch.int32, device=device)
+            first = torch.tensor(0, device=device)
+            muon.step(matrix, grad, master, state, variance if refined else None, hyper, key, first)
+        results.append(master.cpu() - random(matrix.elements))
+    assert (results[1] - results[0]).norm() < 0.03 * results[0].norm()
+
+
+def updated(storage: Storage, device: str, compiled: bool) -> tuple[dict[str, Tensor], int]:
+    """Weights after four steps of two micro-batches, and the most that an update allocated."""
+    parameters = {name: random(*shape, seed=len(name)) for name, shape in SHAPES.items()}
+    optimizer = Optimizer(
+        parameters, layer_matrices=LAYERS, rules=rules, device=device, compute=torch.float32, storage=storage,
+        seed=5, compiled=compiled,
+    )  # fmt: skip
+    visitor, most = optimizer.layer_totals, 0
+    for step in range(4):
+        for micro in range(2):
+            for layer in reversed(range(5)):
+                if visitor is not None:
+                    visitor.begin(layer)
+                for name in (n for n in SHAPES if f".h.{layer}." in n):
+                    grad = random(*SHAPES[name], seed=100 * step + 10 * micro + layer)
+                    optimizer.totals[name].add_(grad.to(device))
+                if visitor is not None:
+                    visitor.end(layer)
+        optimizer.totals["scale"].add_(1.0)
+        if device == "cuda" and step == 3:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        optimizer.update(Rates(1.0, momentum=0.9), torch.tensor(2.0, device=device))
+        if device == "cuda" and step == 3:
+            torch.cuda.synchronize()
+            most = torch.cuda.max_memory_allocated() - before
+        optimizer.clear()
+    return {n: t.float().cpu().clone() for n, t in optimizer.export_weights().items()}, most
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("place", ["none", "optimizer", "gradients"])
+def test_where_it_lives_changes_nothing(place: str, compiled: bool) -> None:
+    on_cpu, _ = updated(Storage(), "cpu", compiled=False)
+    on_card, allocated = updated(Storage(offload=place), "cuda", compiled)
+    for name, weights in on_cpu.items():
+        moved = (weights - random(*SHAPES[name], seed=len(name))).norm()
+        assert (on_card[name] - weights).norm() <= 2e-3 * moved + 1e-6, name
+    if compiled:
+        # A few numbers per row: no matrix.
+        assert allocated < 4 * 128 * 512, allocated
+
+
+@pytest.mark.parametrize("place", ["none", "gradients"])
+def test_low_bits_follow(place: str) -> None:
+    exact, _ = updated(Storage(), "cpu", compiled=False)
+    low, _ = updated(Storage("bf16", "int8", place), "cuda", compiled=True)
+    for name in LAYERS:
+        moved = (exact[name] - random(*SHAPES[name], seed=len(name))).norm()
+        assert (low[name] - exact[name]).norm() < 0.3 * moved, name
