@@ -398,7 +398,7 @@ def run_all(options: argparse.Namespace) -> Row:
             unfinished.append(" ".join(map(str, name)))
             continue
         row = dict(zip(NAME, name, strict=True)) | in_own_process(case, options.limit_seconds)
-        rows.append(row | {"case": asdict(case)})
+        rows.append(row | {"case": asdict(replace(case, nanogpt=Path(case.nanogpt).name))})
         done.add(name)
         if "error" in row:
             failed.add(name[:-1])
