@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,31 +164,30 @@ def draw(files: list[Path], target: Path) -> None:
     figure.savefig(target, dpi=130)
 
 
-def main() -> None:
+def arguments(description: str | None, contenders: list[str], **sizes: int) -> argparse.ArgumentParser:
+    """What comparisons of loss curves have in common."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--data", nargs="*", default=[], help="text to prepare (GPT-2's tokens, 2.5%% held out)")
     add("--dataset", default="recipe", help="its name under data/")
-    add("--contenders", nargs="+", choices=list(SETTINGS), default=[])
-    add("--seed", type=int, default=1337)
-    add("--tokens", type=int, default=100_000_000)
-    for name, default in {"batch": 16, "accumulation": 4, "block": 1024, "eval_iters": 48}.items():
-        add(f"--{name}", type=int, default=default)
-    for name, default in {"n_layer": 12, "n_head": 12, "n_embd": 768}.items():
+    add("--contenders", nargs="+", choices=contenders, default=[])
+    usual = {"seed": 1337, "batch": 16, "accumulation": 4, "block": 1024, "eval_iters": 48, "n_layer": 12}
+    for name, default in {**usual, "n_embd": 768, **sizes}.items():
         add(f"--{name}", type=int, default=default)
     add("--device", default="cuda")
     add("--dtype", default="bfloat16")
     add("--eager", action="store_true")
-    add("--work", type=Path, default=Path("out-recipe"))
+    add("--work", type=Path, default=Path("out-curves"))
     add("--out", type=Path)
     add("--draw", type=Path)
     add("--from", dest="files", type=Path, nargs="*", default=[])
-    options = parser.parse_args()
-    if options.draw:
-        draw(options.files, options.draw)
-        return
+    return parser
+
+
+def compare(options: argparse.Namespace, what: str, measure: Callable[..., dict[str, Any]]) -> None:
+    """Every contender in turn; the results file is rewritten after each."""
     sys.path.insert(0, str(Path(__file__).parent.parent))
     if options.data:
         from onecard.data.prepare.command import prepare
@@ -196,9 +196,9 @@ def main() -> None:
     import torch
 
     result: dict[str, Any] = {
-        "what": "validation loss over tokens, GPT-2 124M recipe",
+        "what": what,
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python " + " ".join(["benchmarks/recipe.py", *sys.argv[1:]]),
+        "command": "python " + " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "card": torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU",
         "torch": torch.__version__,
         "rows": [],
@@ -206,11 +206,19 @@ def main() -> None:
     for contender in options.contenders:
         row = measure(options, contender)
         result["rows"].append(row)
-        print(json.dumps({k: v for k, v in row.items() if k not in ("train",)}), flush=True)
+        print(json.dumps({k: v for k, v in row.items() if k != "train"}), flush=True)
         if options.out:
             fresh = options.out.with_suffix(".new")
             fresh.write_text(json.dumps(result) + "\n")
             fresh.replace(options.out)
+
+
+def main() -> None:
+    options = arguments(__doc__, list(SETTINGS), n_head=12, tokens=100_000_000).parse_args()
+    if options.draw:
+        draw(options.files, options.draw)
+    else:
+        compare(options, "validation loss over tokens, GPT-2 124M recipe", measure)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from recipe import onecard_curves
+from recipe import arguments, compare, onecard_curves
 
 TIGHT = ["--master_weights=bf16", "--optim_states=int8", "--recompute=block", "--offload=gradients"]
 GPT2 = ["--learning_rate=1e-3", "--min_lr=1e-4", "--bias=False"]
@@ -103,54 +102,19 @@ def draw(files: list[Path], target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--data", nargs="*", default=[], help="text to prepare (GPT-2's tokens, 2.5%% held out)")
-    add("--dataset", default="recipe", help="its name under data/")
-    add("--contenders", nargs="+", choices=list(CONTENDERS), default=[])
-    add("--seed", type=int, default=1337)
-    add("--tokens", type=int, default=972 * 65536, help="two passes of the text")
-    add("--fraction", type=float, default=0.4)
-    sizes = {"batch": 16, "accumulation": 4, "block": 1024, "eval_iters": 48, "n_layer": 12, "n_embd": 768,
-             "matched_width": 640, "head": 64, "vocab": 50304}  # fmt: skip
-    for name, default in sizes.items():
-        add(f"--{name}", type=int, default=default)
-    add("--device", default="cuda")
-    add("--dtype", default="bfloat16")
-    add("--eager", action="store_true")
-    add("--work", type=Path, default=Path("out-tokens"))
-    add("--out", type=Path)
-    add("--draw", type=Path)
-    add("--from", dest="files", type=Path, nargs="*", default=[])
+    sizes = {
+        "matched_width": 640,
+        "head": 64,
+        "vocab": 50304,
+        "tokens": 972 * 65536,
+    }  # two passes of the text
+    parser = arguments(__doc__, list(CONTENDERS), **sizes)
+    parser.add_argument("--fraction", type=float, default=0.4)
     options = parser.parse_args()
     if options.draw:
         draw(options.files, options.draw)
-        return
-    sys.path.insert(0, str(Path(__file__).parent.parent))
-    if options.data:
-        from onecard.data.prepare.command import prepare
-
-        prepare(options.data, name=options.dataset, tokenizer="gpt2", val_fraction=0.025)
-    import torch
-
-    result: dict[str, Any] = {
-        "what": "validation loss over tokens, architectures and storages",
-        "date": time.strftime("%Y-%m-%d"),
-        "command": "python " + " ".join(["benchmarks/tokens_to_loss.py", *sys.argv[1:]]),
-        "card": torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU",
-        "torch": torch.__version__,
-        "rows": [],
-    }
-    for contender in options.contenders:
-        row = measure(options, contender)
-        result["rows"].append(row)
-        print(json.dumps({k: v for k, v in row.items() if k != "train"}), flush=True)
-        if options.out:
-            fresh = options.out.with_suffix(".new")
-            fresh.write_text(json.dumps(result) + "\n")
-            fresh.replace(options.out)
+    else:
+        compare(options, "validation loss over tokens, architectures and storages", measure)
 
 
 if __name__ == "__main__":

@@ -190,17 +190,7 @@ class RunConfig(Config):
                         hint="--arch=nanochat, or leave it out",
                     )
             return
-        if not self.window_pattern or set(self.window_pattern.upper()) - set("SL"):
-            raise UserError(
-                f"window_pattern cannot be {shortened(self.window_pattern)}",
-                "it says layer by layer how far attention reaches: S a quarter of block_size, L all of it",
-                "nanochat's is SSSL",
-            )
-        if self.generation == 2026 and self.n_embd < Nanochat2026Shape.smear_gate_channels:
-            raise UserError(
-                f"n_embd {self.n_embd} is too narrow for nanochat of 2026",
-                f"it reads a gate from the first {Nanochat2026Shape.smear_gate_channels} channels",
-            )
+        self.shape(self.vocab_size or 64)  # a shape refuses what it cannot be
         if self.dropout:
             raise UserError("nanochat has no dropout", f"dropout is {self.dropout:g}", "--dropout=0")
         if self.bias:

@@ -259,6 +259,8 @@ def fastest_kernel(
     for kernel in GPU_KERNELS:
         try:
             times[kernel] = _milliseconds(kernel, dy, q, k, v)
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the kernel
         # A kernel this card, dtype or head size does not have refuses in its own way.
         except (RuntimeError, NotImplementedError):
             continue
@@ -285,6 +287,7 @@ def windowed_kernel(kernel: str, head_dim: int, dtype: torch.dtype, device: torc
                 return candidate
         except torch.OutOfMemoryError:
             raise  # says nothing about the kernel
+        # A kernel this card, dtype or head size does not have refuses in its own way.
         except (RuntimeError, NotImplementedError):
             continue
     return "open"

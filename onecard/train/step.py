@@ -65,6 +65,7 @@ class Stepper:
         model.use_weights(self.optimizer.working)
         model.use_totals(self.optimizer.totals, self.optimizer.layer_totals)
         self.loss_scale = LossScale(enabled=dtype == "float16")
+        self._key = torch.zeros((), dtype=torch.int32, device=device)  # of the noise of bf16 totals
         self._micros = 0  # of the step in progress: numbers the noise of bf16 totals
         self.replay = Replay(self._loss_of) if graphs else None
         self.updating = False  # weights and moments are between two steps, not to be saved
@@ -95,12 +96,11 @@ class Stepper:
     def backward(self, micro: Micro, step_tokens: int) -> Tensor:
         """Add this micro-batch's share of the step's gradient; return its share of the loss."""
         # Filled on the device: a copy from the host would wait for it.
-        number = noise_key(self.seed, self.optimizer.steps, _TOTALS_STREAM + self._micros)
-        key = torch.full((), number, dtype=torch.int32, device=self.device)
-        scale = self.loss_scale.value / step_tokens
-        scale_0 = torch.full((), scale, dtype=self._accurate, device=self.device)
+        if self.optimizer.needs_noise:
+            self._key.fill_(noise_key(self.seed, self.optimizer.steps, _TOTALS_STREAM + self._micros))
+        scale = torch.full((), self.loss_scale.value / step_tokens, dtype=self._accurate, device=self.device)
         self._micros += 1
-        return (self.replay or self._loss_of)(micro.x, micro.y, micro.ids, scale_0, key) / step_tokens
+        return (self.replay or self._loss_of)(micro.x, micro.y, micro.ids, scale, self._key) / step_tokens
 
     def _loss_of(self, x_BT: Tensor, y_BT: Tensor, ids_B: Tensor, scale: Tensor, key: Tensor) -> Tensor:
         dropout = DropoutKeys(dropout_keys(ids_B), self.dropout) if self.dropout else None
