@@ -43,9 +43,13 @@ class CudaRecording:
             # thread_local: the reading thread may pin memory for the next micro-batch meanwhile.
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._output = compute(*self._inputs)
-        finally:
-            # A recording that fails while it is ended leaves its own stream behind as the current one.
+        except RuntimeError:
+            # A recording that fails while it is ended leaves its own stream behind as the current one, and
+            # random numbers waiting for its end: another recording ends that too.
             torch.cuda.set_stream(stream)
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                torch.zeros(1, device=stream.device)
+            raise
         self.held_bytes = torch.cuda.memory_reserved() - before
 
     def play(self, inputs: Sequence[Tensor]) -> Tensor:

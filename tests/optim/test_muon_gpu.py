@@ -32,6 +32,11 @@ SHAPES = {
 LAYERS = {name for name in SHAPES if ".h." in name}
 
 
+@pytest.fixture(autouse=True)
+def compile_afresh() -> None:
+    torch.compiler.reset()  # more settings here than one run ever has
+
+
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -63,7 +68,9 @@ def test_a_step_is_the_cpus(compiled: bool, momentum: str, refined: bool) -> Non
             first = torch.tensor(0, device=device)
             muon.step(matrix, grad, master, state, variance if refined else None, hyper, key, first)
         results.append(master.cpu() - random(matrix.elements))
-    assert (results[1] - results[0]).norm() < 0.03 * results[0].norm()
+    # What bf16 alone costs, seen on the CPU: 0.7% with Newton-Schulz; 3.0% refined, whose first polynomial
+    # is steeper and whose rows are scaled afterwards.
+    assert (results[1] - results[0]).norm() < (0.05 if refined else 0.015) * results[0].norm()
 
 
 def updated(storage: Storage, device: str, compiled: bool) -> tuple[dict[str, Tensor], int]:
