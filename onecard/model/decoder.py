@@ -23,9 +23,10 @@ from onecard.model.attention import usual_kernel
 from onecard.model.compiling import limit_recompiling
 from onecard.model.dropout import DropoutKeys, keys_for_layers
 from onecard.model.layers import LayerCache
-from onecard.model.loss import LossOptions, chunk_loss_, default_chunk, linear_cross_entropy
+from onecard.model.loss import LossOptions, chunk_loss_, linear_cross_entropy
 from onecard.model.loss_kernel import with_kernel
 from onecard.model.recompute import Layer, run_layer
+from onecard.plan.settings import default_chunk
 
 # Without cuDNN's: it builds a plan for every new length, and in decoding every length is new.
 _DECODING_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -23,18 +23,10 @@ from onecard.model.accumulate import add_outer_
 
 IGNORE = -1  # targets with this id carry no loss, as in nanoGPT
 
-# In bf16 twice as many bytes: 412 MB at GPT-2's vocabulary (see the logbook).
-_DEFAULT_CHUNK_LOGITS = 4096 * 50304
-
 
 class LossOptions(NamedTuple):
     softcap: float = 0.0  # logits become softcap * tanh(logits / softcap); 0: as they are
     z_loss: float = 0.0  # adds z_loss * log(sum of exp)**2 to each token's loss
-
-
-def default_chunk(vocab_size: int) -> int:
-    """Rows at a time: enough to keep the matmuls efficient, whatever the vocabulary."""
-    return max(128, _DEFAULT_CHUNK_LOGITS // vocab_size // 128 * 128)
 
 
 def chunk_loss_(logits_CV: Tensor, targets_C: Tensor, scale: Tensor | None, options: LossOptions) -> Tensor:

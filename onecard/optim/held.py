@@ -18,12 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onecard.optim.lowbit import BLOCK, Int8State
+from onecard.optim.lowbit import Int8State
 from onecard.optim.muon import Matrix
 from onecard.optim.offload import LayerTotals, Shuttle, Traveller, host_empty
 from onecard.optim.regions import Region
 from onecard.optim.rules import MuonRule
 from onecard.optim.saved import State
+from onecard.plan.standing import BLOCK
 
 # Eager arithmetic on a CPU makes copies of what it works on: this many elements at a time.
 EAGER_PIECE = 2**20
@@ -151,26 +152,3 @@ class Held:
         """Host memory is what it should be: before anybody but the shuttle reads it."""
         if self.shuttle is not None:
             self.shuttle.settle()
-
-
-def home_bytes(layers: int, embeddings: int, by_muon: bool, storage: Storage) -> int:
-    """Memory of masters and states (and of layers' totals, if offloaded too), wherever they live.
-
-    `layers` and `embeddings` are parameters of matrices inside layers and of others.
-    """
-    master = 2 if storage.master_weights == "bf16" else 4
-    moment = {"fp32": 4.0, "bf16": 4.0, "int8": 1 + 4 / BLOCK}[storage.optim_states]
-    momentum = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / BLOCK}[storage.optim_states]
-    totals = 4 * layers if storage.offload == "gradients" else 0
-    states = layers * (momentum if by_muon else 2 * moment) + embeddings * 2 * moment
-    return int((layers + embeddings) * master + totals + states)
-
-
-def card_bytes(layers: int, embeddings: int, by_muon: bool, storage: Storage, compute: torch.dtype) -> int:
-    """Least memory on the card: working copies, gradient totals and, unless offloaded, the rest."""
-    full = torch.promote_types(compute, torch.float32).itemsize
-    master = 2 if storage.master_weights == "bf16" else full
-    working = 0 if storage.offload == "none" and master == compute.itemsize else compute.itemsize
-    total = 0 if storage.offload == "gradients" else 2 if storage.master_weights == "bf16" else full
-    home = home_bytes(layers, embeddings, by_muon, storage) if storage.offload == "none" else 0
-    return (layers + embeddings) * working + layers * total + embeddings * full + home

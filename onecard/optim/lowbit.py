@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from onecard.model.rounding import noise_bits, round_to_bf16
-
-BLOCK = 256
+from onecard.plan.standing import BLOCK
 
 _FIRST_TOP = 127
 _SECOND_TOP = 255

@@ -21,7 +21,8 @@ import torch
 from torch import Size, Tensor
 
 from onecard.model.rounding import noise_bits, round_to_bf16
-from onecard.optim.lowbit import BLOCK, Int8State, decoded_blocks, encode_first
+from onecard.optim.lowbit import Int8State, decoded_blocks, encode_first
+from onecard.plan.standing import BLOCK
 
 Momentum = Tensor | Int8State
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from onecard.errors import UserError
 from onecard.hardware.cpu import available_memory
 from onecard.optim.regions import Region, Slot
+from onecard.plan.standing import PLACES
 
-_PLACES = 3
 # Smaller buffers may share pages with others, which cannot be registered twice; from 32 MiB on, the C
 # library gives every allocation pages of its own.
 _REGISTERED_FROM = 2**26
@@ -97,7 +97,7 @@ class Shuttle:
         self.cuda = device.startswith("cuda")
         self._places = [
             [torch.empty(longest // t.per, dtype=t.home.dtype, device=device) for t in self.travellers]
-            for _ in range(min(_PLACES, len(spans)))
+            for _ in range(min(PLACES, len(spans)))
         ]
         if self.cuda:
             self._inward, self._outward = torch.Stream(device), torch.Stream(device)
@@ -153,7 +153,7 @@ class LayerTotals:
         self.home = host_empty(region.size, dtype, device).zero_()
         self._spans = _layer_spans(region)
         longest = max(last - first for first, last in self._spans)
-        count = min(_PLACES, len(self._spans))
+        count = min(PLACES, len(self._spans))
         self._places = [torch.zeros(longest, dtype=dtype, device=device) for _ in range(count)]
         wide = torch.promote_types(dtype, torch.float32)
         self._norms = torch.zeros(len(self._spans), dtype=wide, device=device)

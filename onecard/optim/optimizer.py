@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
 from onecard.model.rounding import noise_key
-from onecard.optim.held import EAGER_PIECE, Held, Storage, home_bytes
-from onecard.optim.lowbit import BLOCK, Hyper, Int8State, adamw_chunk_
+from onecard.optim.held import EAGER_PIECE, Held, Storage
+from onecard.optim.lowbit import Hyper, Int8State, adamw_chunk_
 from onecard.optim.muon import Matrix, Muon, MuonHyper
 from onecard.optim.offload import LayerTotals, check_host_memory
 from onecard.optim.regions import split_regions
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rules
 from onecard.optim.saved import State, export_moment, import_moment
+from onecard.plan.standing import BLOCK, per_element
 
 
 class Optimizer:
@@ -35,10 +36,10 @@ class Optimizer:
         self.steps = 0  # updates made
         regions = split_regions({n: p.shape for n, p in parameters.items()}, layer_matrices, rules)
         if storage.offload != "none":
-            layers, others = (sum(r.size for r in regions if r.kind == k) for k in ("layers", "embeddings"))
-            by_muon = any(isinstance(r.rule, MuonRule) for r in regions)
-            needed = home_bytes(layers, others, by_muon, storage)
-            check_host_memory(needed, "master weights and optimizer states")
+            dtype = str(compute).removeprefix("torch.")
+            each = ((r, per_element(r.kind, storage, dtype, by_muon=r.by_muon)) for r in regions)
+            needed = sum(region.size * kept.at_home for region, kept in each if kept.on_host)
+            check_host_memory(int(needed), "master weights and optimizer states")
         self._held = [Held(region, storage, device, compute) for region in regions]
         self._low_bit_update: Callable[..., None] = adamw_chunk_
         self._piece: int | None = EAGER_PIECE

@@ -14,12 +14,8 @@ from dataclasses import dataclass
 from torch import Size, Tensor
 
 from onecard.optim.rules import MuonRule, Rule, Rules
-
-# Parameters begin at multiples of this: blocks of quantised states (optim/lowbit.py) never span two
-# parameters, and every view is aligned for vectorised loads.
-ALIGN = 256
-# As many elements at a time as the bus needs for its full speed, few enough that some are little memory.
-PIECE = 2**21
+from onecard.plan.standing import PIECE
+from onecard.plan.tensors import ALIGN
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,10 @@ class Region:
     def is_vectors(self) -> bool:
         """Norms and biases: too small to be worth fewer bits or a journey."""
         return self.kind == "vectors"
+
+    @property
+    def by_muon(self) -> bool:
+        return isinstance(self.rule, MuonRule)
 
     def spans(self) -> list[tuple[int, int]]:
         """(first, count) of the pieces it is updated in: whole matrices where the rule needs them."""

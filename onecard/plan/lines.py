@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 GIB = 2**30
 
@@ -15,6 +16,9 @@ class Line:
     name: str  # English: a key for programs, translated where it is shown
     bytes: int
     formula: str  # with its numbers, so that a reader can check it
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "gib": round(self.gib, 4), "formula": self.formula}
 
     @property
     def gib(self) -> float:

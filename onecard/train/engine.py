@@ -11,8 +11,12 @@ from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
 from onecard.model.precision import card_has_bf16, torch_dtype
-from onecard.optim.held import Storage, card_bytes, home_bytes
+from onecard.optim.held import Storage
 from onecard.optim.recipe import rules_of
+from onecard.plan.bill import is_refined
+from onecard.plan.lines import total
+from onecard.plan.settings import setting_of
+from onecard.plan.standing import standing
 from onecard.shapes import GPT2Shape, Shape
 from onecard.train.memory import cap_memory
 from onecard.train.step import Stepper
@@ -92,14 +96,14 @@ def _only_weights(model: Decoder, device: str, compute: torch.dtype) -> None:
 
 def _check_memory(shape: Shape, config: RunConfig, device: str, dtype: str, allocator: float | None) -> None:
     """What no activation can make smaller must fit, or nothing will."""
-    storage, compute, training = storage_of(config), torch_dtype(dtype), not config.eval_only
-    layers = _layer_parameters(shape)
-    counts = (layers, shape.parameters - layers, config.by_muon)
-    needed = card_bytes(*counts, storage, compute) if training else shape.parameters * compute.itemsize
+    storage, training = storage_of(config), not config.eval_only
+    setting = setting_of(config, shape)
+    held = standing(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
+    needed = total(held.card) if training else shape.parameters * torch_dtype(dtype).itemsize
     on_card = device.startswith("cuda")
     if training and not on_card and storage.offload != "none":
         # On a CPU both are the same memory, and offloading only adds a copy.
-        needed += home_bytes(*counts, storage)
+        needed += total(held.host)
     if allocator is not None:
         have, where = allocator, "vram_limit and vram_reserve leave"
     elif on_card:
@@ -120,12 +124,6 @@ def _check_memory(shape: Shape, config: RunConfig, device: str, dtype: str, allo
             f"{parts} alone take {needed / 2**30:,.1f} GiB; {where} {have / 2**30:,.1f} GiB",
             "needs less: " + ", or ".join(smaller),
         )
-
-
-def _layer_parameters(shape: Shape) -> int:
-    """Those of matrices inside layers, near enough."""
-    parts = shape.parameters_by_part()
-    return parts["attention"] + parts["mlp"]
 
 
 def _check_dropout(shape: Shape, config: RunConfig) -> None:

@@ -9,7 +9,7 @@ from torch import Size, Tensor
 from onecard.config import RunConfig
 from onecard.knobs import load_config
 from onecard.model.family import model_class
-from onecard.optim.held import Storage, card_bytes, home_bytes
+from onecard.optim.held import Storage
 from onecard.optim.muon import orthogonalised
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.recipe import rules_of
@@ -124,18 +124,6 @@ def test_it_continues_in_any_other_storage(after: Storage) -> None:
         for name, weights in second.export_weights().items():
             moved = (exact.export_weights()[name] - parameters()[name]).norm()
             assert (weights.float() - exact.export_weights()[name]).norm() < 0.5 * moved, (before, name)
-
-
-def test_bytes() -> None:
-    """Masters 4, momentum 4, totals 4 and a working copy of 2; or 2 + 1 and a little."""
-    assert card_bytes(1, 0, True, Storage(), torch.bfloat16) == 14
-    assert card_bytes(256, 0, True, Storage("bf16", "int8"), torch.bfloat16) == 256 * 5 + 4
-    assert home_bytes(256, 0, True, Storage("bf16", "int8", "gradients")) == 256 * (2 + 1 + 4) + 4
-    optimizer = optimizer_of(Storage("bf16", "int8", "gradients"))
-    layers, others = 2 * (768 + 512), 2 * 512
-    assert optimizer.host_bytes == home_bytes(layers, others, True, Storage("bf16", "int8", "gradients"))
-    # Embeddings' totals stay on the card, in fp32.
-    assert card_bytes(0, 256, True, Storage("bf16", "int8", "gradients"), torch.bfloat16) == 256 * 6
 
 
 @pytest.mark.parametrize("generation", [2025, 2026])

@@ -1,0 +1,156 @@
+"""What a micro-batch holds on the card: kept for the backward pass, and at the two moments that can be worst.
+
+Counted in values of width n_embd per token, as the layers say what they keep (model/gpt2_block.py):
+
+    kept by a layer      x  qkv  y  x_mid  h      recompute none: 1+3+1+1+4 = 10, mlp: 6, block: 1
+    in the loss          the last layer's output, its norm, the gradient of it, one chunk of logits
+    in a backward pass   the gradient that comes in, what is computed again, and a layer's own temporaries
+
+Temporaries are the compiler's business (Inductor's plan of buffers) or, without it, Python's; both were
+counted by walking through what it allocates and frees (docs/memory.md), and tests do so again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onecard.plan.lines import Line
+from onecard.plan.settings import Setting
+from onecard.plan.standing import SIZES
+from onecard.shapes import Nanochat2026Shape, Shape
+
+# Buffers at the peak of a layer's backward pass besides what is kept and the incoming gradient, in values of
+# width n_embd and the compute dtype: compiled, by recompute. What is computed again is among them.
+_COMPILED = {
+    "gpt2": {"none": 8.0, "mlp": 12.0, "block": 17.0},
+    "nanochat-2025": {"none": 13.1, "mlp": 14.1, "block": 23.1},
+    "nanochat-2026": {"none": 15.2, "mlp": 16.2, "block": 26.2},
+}
+# Attention's backward pass sums the queries' gradient in fp32, in memory of its own.
+_FP32_QUERIES = 4
+# Uncompiled: temporaries alone, in bytes per token and n_embd, by compute dtype.
+_EAGER = {
+    "gpt2": {"bfloat16": 57.2, "float16": 59.5, "float32": 98.9},
+    "nanochat-2025": {"bfloat16": 55.4, "float16": 55.4, "float32": 90.4},
+    "nanochat-2026": {"bfloat16": 57.5, "float16": 59.5, "float32": 94.4},
+}
+_INPUTS = 4 * 8  # tokens and targets of this micro-batch and of the next, int64
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is on the card besides what stands there all the time."""
+
+    name: str
+    lines: tuple[Line, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(line.bytes for line in self.lines)
+
+
+def stream_size(dtype: str) -> int:
+    """Bytes of a number in the residual stream: fp32 where the layers compute in fp16."""
+    return 4 if dtype == "float16" else SIZES[dtype]
+
+
+def kept_by_layer(shape: Shape, tokens: int, recompute: str, dtype: str, dropout: float = 0.0) -> int:
+    """Bytes that one layer keeps for its backward pass."""
+    compute, stream = SIZES[dtype], stream_size(dtype)
+    width = stream
+    if recompute != "block":
+        width += 3 * compute + compute + stream
+    if recompute == "none":
+        width += 4 * compute
+    sums = 0 if recompute == "block" or dropout else tokens * shape.n_head * 4  # attention's log-sums
+    return tokens * shape.n_embd * width + sums
+
+
+def training_moments(
+    shape: Shape, setting: Setting, dtype: str, *, dropout: float = 0.0
+) -> tuple[Moment, Moment]:
+    """The moments of a micro-batch that can be its worst."""
+    tokens = setting.micro_batch * shape.block_size
+    compute, stream = SIZES[dtype], stream_size(dtype)
+    each = kept_by_layer(shape, tokens, setting.recompute, dtype, dropout)
+    always = [
+        Line(
+            "kept for the backward pass", shape.n_layer * each,
+            f"{shape.n_layer} layers × {each / tokens / shape.n_embd:.2f} bytes × {tokens:,} tokens × {shape.n_embd:,}",
+        ),
+        Line("tokens and targets", tokens * _INPUTS, f"{_INPUTS} bytes × {tokens:,} tokens"),
+    ]  # fmt: skip
+    if isinstance(shape, Nanochat2026Shape):
+        always.append(_wide("gradient of the first layer's input", shape, tokens, max(4, compute)))
+    if shape.arch != "gpt2":
+        angles = 4 * shape.block_size * shape.head_dim
+        always.append(Line("rotary angles", angles, f"4 bytes × {shape.block_size:,} × {shape.head_dim}"))
+    ends = _wide("last hidden state and its gradient", shape, tokens, stream + 2 * compute)
+    loss = Moment("loss", (*always, ends, _logits(shape, setting.loss_chunk, tokens, dtype)))
+    incoming = _wide("gradient between layers", shape, tokens, stream)
+    backward = (*always, incoming, *_temporaries(shape, setting, dtype, tokens, dropout))
+    return loss, Moment("backward pass of a layer", backward)
+
+
+def _wide(name: str, shape: Shape, tokens: int, size: float) -> Line:
+    """Values of width n_embd for every token."""
+    return Line(
+        name, int(tokens * shape.n_embd * size), f"{size:.4g} bytes × {tokens:,} tokens × {shape.n_embd:,}"
+    )
+
+
+def _logits(shape: Shape, chunk: int, tokens: int, dtype: str) -> Line:
+    rows, size = min(chunk, tokens), SIZES[dtype]
+    formula = f"{size} bytes × {rows:,} rows × {shape.vocab_size:,}"
+    return Line("a chunk of logits", rows * shape.vocab_size * size, formula)
+
+
+def _temporaries(shape: Shape, setting: Setting, dtype: str, tokens: int, dropout: float) -> list[Line]:
+    compute, stream = SIZES[dtype], stream_size(dtype)
+    lines = []
+    if setting.compile:
+        size = _COMPILED[shape.arch][setting.recompute] * compute + (2.0 if dtype == "float16" else 0.0)
+        lines.append(_wide("a layer's temporaries", shape, tokens, size))
+        lines.append(_wide("attention's sums", shape, tokens, _FP32_QUERIES))
+    else:
+        again = {"none": 0, "mlp": 4 * compute, "block": 8 * compute + stream}[setting.recompute]
+        lines.append(_wide("a layer's temporaries", shape, tokens, _EAGER[shape.arch][dtype] + again))
+    if dropout:
+        weights = tokens * shape.block_size * shape.n_head
+        # Scores, softmax and mask are in the open: T×T of every head.
+        lines.append(Line("attention in the open", weights * 14, f"14 bytes × {weights:,} attention weights"))
+    if setting.master_weights == "bf16" and setting.offload != "gradients":
+        largest = 4 * shape.n_embd**2
+        lines.append(Line("a matrix's gradient before rounding", 4 * largest, f"4 bytes × {largest:,}"))
+    return lines
+
+
+def evaluation_moment(shape: Shape, sequences: int, loss_chunk: int, dtype: str) -> Moment:
+    """A forward pass alone: one layer's values at a time, then the loss."""
+    tokens = sequences * shape.block_size
+    compute, stream = SIZES[dtype], stream_size(dtype)
+    inside = _wide("a layer's values", shape, tokens, 14 * compute + stream)
+    hidden = _wide("last hidden state", shape, tokens, stream + compute)
+    logits = _logits(shape, loss_chunk, tokens, dtype)
+    if hidden.bytes + logits.bytes > inside.bytes:
+        return Moment("evaluation's loss", (hidden, logits))
+    return Moment("evaluation", (inside,))
+
+
+def sampling_moment(shape: Shape, sequences: int, tokens: int, dtype: str) -> Moment:
+    """Keys and values of everything said so far, and the logits of the next token."""
+    compute = SIZES[dtype]
+    seen = sequences * min(tokens, shape.block_size)
+    logits = sequences * shape.vocab_size * (compute + 12)
+    return Moment(
+        "sampling",
+        (
+            _wide("keys and values", shape, seen, 2 * shape.n_layer * compute),
+            _wide("reading the prompt", shape, seen, 14 * compute),
+            Line(
+                "logits of the next token",
+                logits,
+                f"{compute + 12} bytes × {sequences} × {shape.vocab_size:,}",
+            ),
+        ),
+    )

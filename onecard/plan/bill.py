@@ -1,0 +1,179 @@
+"""The memory of a run, line by line: on the card at its worst moment, on the host, on the disk.
+
+The card's peak is what stands there all the time (plan/standing.py) plus the worst of a few moments
+(plan/activations.py) plus what the libraries take. The allocator reserves a little more than is allocated;
+CUDA's context lies outside it. `need` is what the card must have free for the run not to run out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onecard.config import RunConfig
+from onecard.plan.activations import Moment, evaluation_moment, sampling_moment, training_moments
+from onecard.plan.lines import GIB, Line, total
+from onecard.plan.settings import Setting
+from onecard.plan.standing import SIZES, Standing, standing
+from onecard.shapes import Shape
+
+MIB = 2**20
+# cuBLAS takes a workspace in each of the two threads that multiply (torch's own choice of sizes).
+_WORKSPACE = {9: 32 * MIB, 10: 32 * MIB}
+_USUAL_WORKSPACE = 8_519_680
+# Measured with expandable segments (benchmarks/results): the allocator holds 7 to 90 MiB more than is in use.
+_SLACK = 52 * MIB
+_MARGIN = 32 * MIB
+# Driver, kernels, libraries: 0.68 to 0.75 GiB on an H200 with torch 2.11. Smaller cards take less, not more.
+CONTEXT = int(0.75 * GIB)
+# A graph's memory is its own: what the allocator would have held, and a little that cannot be shared with
+# the rest. Measured: 98 to 155 MiB.
+_GRAPH = 128 * MIB
+# torch, the libraries and the data on their way: resident on the host besides what the bill names.
+_HOST_PROCESS = int(2.6 * GIB)
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Peak memory of one way to carry out a run."""
+
+    setting: Setting
+    standing: Standing
+    moments: tuple[Moment, ...]  # all that were looked at
+    workspace: Line
+    graph_bytes: int = 0
+
+    @property
+    def worst(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.bytes)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """What is allocated on the card at the worst moment."""
+        return (*self.standing.card, *self.worst.lines, self.workspace)
+
+    @property
+    def allocated(self) -> int:
+        return total(self.lines) + self.graph_bytes
+
+    @property
+    def reserved(self) -> int:
+        return self.allocated + (0 if self.graph_bytes else _SLACK)
+
+    @property
+    def need(self) -> int:
+        """What the allocator must be allowed to take."""
+        return self.reserved + _MARGIN
+
+    @property
+    def process(self) -> int:
+        """What the card must have free: the context lies outside the allocator."""
+        return self.need + CONTEXT
+
+    @property
+    def host(self) -> int:
+        return total(self.standing.host)
+
+    def all_lines(self) -> tuple[Line, ...]:
+        """Down to what the card must have free."""
+        slack = Line(
+            "allocator's slack", self.need - self.allocated, f"{_SLACK // MIB} + {_MARGIN // MIB} MiB"
+        )
+        context = Line("CUDA itself", CONTEXT, "0.75 GiB, measured on an H200")
+        graph = (
+            [Line("the recorded graph", self.graph_bytes, f"{_GRAPH // MIB} MiB, measured")]
+            if self.graph_bytes
+            else []
+        )
+        return (*self.lines, *graph, slack, context)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "total_gib": round(self.process / GIB, 4),
+            "allocated_gib": round(self.allocated / GIB, 4),
+            "reserved_gib": round(self.reserved / GIB, 4),
+            "moment": self.worst.name,
+            "lines": [
+                {"name": line.name, "gib": round(line.gib, 4), "formula": line.formula}
+                for line in self.all_lines()
+            ],
+            "host_gib": round((self.host + _HOST_PROCESS) / GIB, 3),
+            "host_lines": [
+                {"name": line.name, "gib": round(line.gib, 4), "formula": line.formula}
+                for line in host_lines(self)
+            ],
+        }
+
+
+def host_lines(bill: Bill) -> tuple[Line, ...]:
+    return (*bill.standing.host, Line("torch and the data on their way", _HOST_PROCESS, "2.6 GiB, measured"))
+
+
+def training_bill(
+    shape: Shape,
+    setting: Setting,
+    dtype: str = "bfloat16",
+    *,
+    by_muon: bool = False,
+    refined: bool = False,
+    dropout: float = 0.0,
+    compute_capability: tuple[int, int] | None = None,
+    evaluation_sequences: int | None = None,
+    sample_tokens: int = 0,
+) -> Bill:
+    """Training with its evaluations, samples and checkpoints (which copy tensors one by one)."""
+    held = standing(shape, setting, dtype, by_muon=by_muon, refined=refined)
+    moments = [*training_moments(shape, setting, dtype, dropout=dropout)]
+    moments.append(
+        evaluation_moment(shape, evaluation_sequences or setting.micro_batch, setting.loss_chunk, dtype)
+    )
+    if sample_tokens:
+        moments.append(sampling_moment(shape, 1, sample_tokens, dtype))
+    bill = Bill(setting, held, tuple(moments), workspace(compute_capability))
+    if not setting.cuda_graphs or setting.offload == "gradients":
+        return bill
+    return Bill(setting, held, tuple(moments), bill.workspace, _GRAPH)
+
+
+def sampling_bill(
+    shape: Shape, dtype: str, sequences: int, tokens: int, compute_capability: tuple[int, int] | None = None
+) -> int:
+    """Bytes the allocator needs to sample from a model alone."""
+    weights = shape.parameters * SIZES[dtype]
+    return (
+        weights
+        + sampling_moment(shape, sequences, tokens, dtype).bytes
+        + workspace(compute_capability).bytes
+        + _SLACK
+    )
+
+
+def workspace(compute_capability: tuple[int, int] | None) -> Line:
+    each = _WORKSPACE.get(compute_capability[0] if compute_capability else 9, _USUAL_WORKSPACE)
+    return Line("matmul workspaces", 2 * each, f"2 × {each / MIB:g} MiB")
+
+
+def bill_of(
+    config: RunConfig,
+    shape: Shape,
+    setting: Setting,
+    dtype: str,
+    compute_capability: tuple[int, int] | None = None,
+) -> Bill:
+    return training_bill(
+        shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config), dropout=config.dropout,
+        compute_capability=compute_capability, sample_tokens=config.sample_tokens,
+    )  # fmt: skip
+
+
+def is_refined(config: RunConfig) -> bool:
+    """nanochat's Muon of 2026 keeps a number per neuron."""
+    return config.arch == "nanochat" and config.generation == 2026
+
+
+def checkpoint_bytes(shape: Shape, setting: Setting, by_muon: bool) -> int:
+    """One checkpoint on disk: masters and states as they are stored."""
+    apart = Setting(1, 1, master_weights=setting.master_weights, optim_states=setting.optim_states)
+    held = standing(shape, apart, "float32", by_muon=by_muon)
+    names = ("weights (masters)", "optimizer states")
+    return sum(line.bytes for line in held.card if line.name in names)

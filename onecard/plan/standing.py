@@ -1,0 +1,157 @@
+"""What training holds from its first step to its last: weights, gradient totals, states; where, and how much.
+
+The same decisions as optim/held.py makes, counted instead of allocated; a test builds the one and compares
+it with the other. On the card or, offloaded, in host memory with a few pieces visiting the card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from onecard.plan.lines import Line
+from onecard.plan.settings import Setting
+from onecard.plan.tensors import ALIGN, Parameter, parameters_of
+from onecard.shapes import Shape
+
+# Numbers of a quantised state that share a scale.
+BLOCK = 256
+# As many elements at a time as the bus needs for its full speed, few enough that some are little memory.
+PIECE = 2**21
+# Pieces on the card at a time: one is worked on, the next arrives, the one before leaves.
+PLACES = 3
+
+SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+@dataclass(frozen=True)
+class PerElement:
+    """Bytes per element of one group of parameters."""
+
+    total: float
+    master: float
+    working: float  # 0: the master itself is computed with
+    states: float
+    on_host: bool
+    totals_on_host: bool
+
+    @property
+    def at_home(self) -> float:
+        """Masters and states, and totals that live with them."""
+        return self.master + self.states + (self.total if self.totals_on_host else 0)
+
+
+class Kept(Protocol):
+    """How masters and states are kept: a Setting, or optim/held.py's Storage."""
+
+    @property
+    def master_weights(self) -> str: ...
+    @property
+    def optim_states(self) -> str: ...
+    @property
+    def offload(self) -> str: ...
+
+
+def per_element(kind: str, kept: Kept, dtype: str, *, by_muon: bool) -> PerElement:
+    compute = SIZES[dtype]
+    full = max(compute, 4)
+    vectors = kind == "vectors"
+    bf16 = kept.master_weights == "bf16" and not vectors
+    on_host = kept.offload != "none" and not vectors
+    totals_on_host = kept.offload == "gradients" and kind == "layers"
+    master = 2 if bf16 else full
+    working = full if vectors else compute
+    states = "fp32" if vectors else kept.optim_states
+    int8 = 1 + 4 / BLOCK
+    if by_muon and kind == "layers":
+        state_bytes = {"fp32": full, "bf16": 2, "int8": int8}[states]
+    else:
+        state_bytes = 2 * (int8 if states == "int8" else full)
+    # The master is computed with where both have the same dtype and live on the card.
+    same = not on_host and ("bfloat16" if bf16 else "wide") == (dtype if working < 4 else "wide")
+    small_total = bf16 and kind == "layers" and not totals_on_host
+    return PerElement(
+        2 if small_total else full, master, 0 if same else working, state_bytes, on_host, totals_on_host
+    )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The lines of it, on the card and on the host."""
+
+    card: tuple[Line, ...]
+    host: tuple[Line, ...]
+
+
+def standing(shape: Shape, setting: Setting, dtype: str, *, by_muon: bool, refined: bool = False) -> Standing:
+    """`refined` is nanochat's Muon of 2026."""
+    groups: dict[str, list[Parameter]] = {}
+    for parameter in parameters_of(shape):
+        groups.setdefault(parameter.group, []).append(parameter)
+    sums = dict.fromkeys(("masters", "working", "totals", "states", "visitors"), 0.0)
+    home = dict.fromkeys(("masters", "totals", "states"), 0.0)
+    for members in groups.values():
+        kind, size = members[0].kind, sum(p.place for p in members)
+        each = per_element(kind, setting, dtype, by_muon=by_muon)
+        sums["working"] += size * each.working
+        place = home if each.on_host else sums
+        place["masters"] += size * each.master
+        place["states"] += size * each.states
+        (home if each.totals_on_host else sums)["totals"] += size * each.total
+        if each.on_host:
+            muon = by_muon and kind == "layers"
+            spans = [p.place for p in members] if muon else _pieces(size)
+            sums["visitors"] += min(PLACES, len(spans)) * max(spans) * each.at_home
+        if each.totals_on_host:
+            layer = _largest_layer(members)
+            sums["visitors"] += min(PLACES, shape.n_layer) * layer * each.total
+    count = f"{shape.parameters:,} parameters"
+    card = [
+        Line("weights (masters)", int(sums["masters"]), f"{_per(sums['masters'], shape)} × {count}"),
+        Line("weights to compute with", int(sums["working"]), f"{_per(sums['working'], shape)} × {count}"),
+        Line("gradients", int(sums["totals"]), f"{_per(sums['totals'], shape)} × {count}"),
+        Line("optimizer states", int(sums["states"]), f"{_per(sums['states'], shape)} × {count}"),
+        Line("visitors from host memory", int(sums["visitors"]), f"{PLACES} pieces of each offloaded buffer"),
+    ]
+    if by_muon:
+        card.append(_muon_room(shape, dtype, refined))
+    names = {"masters": "weights (masters)", "totals": "gradients", "states": "optimizer states"}
+    host = [
+        Line(names[key], int(value), f"{_per(value, shape)} × {count}")
+        for key, value in home.items()
+        if value
+    ]
+    return Standing(tuple(line for line in card if line.bytes), tuple(host))
+
+
+def _pieces(size: int) -> list[int]:
+    return [min(PIECE, size - first) for first in range(0, size, PIECE)]
+
+
+def _largest_layer(members: list[Parameter]) -> int:
+    layers: dict[str, int] = {}
+    for parameter in members:
+        number = parameter.name.split(".")[2]
+        layers[number] = layers.get(number, 0) + parameter.place
+    return max(layers.values())
+
+
+def _muon_room(shape: Shape, dtype: str, refined: bool) -> Line:
+    """Two copies of the largest matrix, two products of a matrix with itself, and a variance per neuron."""
+    # bf16 iterates in bf16; anything else in full precision (fp16 would overflow).
+    each = 2 if dtype == "bfloat16" else max(4, SIZES[dtype])
+    longest = products = variances = 0
+    for parameter in parameters_of(shape):
+        if parameter.kind != "layers":
+            continue
+        parts = 3 if parameter.name.endswith("attn.c_attn.weight") else 1
+        rows, columns = parameter.dims[0] // parts, parameter.dims[1]
+        longest = max(longest, -(-parts * rows * columns // ALIGN) * ALIGN)
+        products = max(products, parts * min(rows, columns) ** 2)
+        variances += parts * max(rows, columns) * 4 if refined else 0
+    bytes_ = each * 2 * (longest + products) + variances
+    return Line("Muon's room", bytes_, f"{each} × 2 × ({longest:,} + {products:,} elements)")
+
+
+def _per(value: float, shape: Shape) -> str:
+    return f"{value / shape.parameters:.3g} bytes"

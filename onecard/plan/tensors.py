@@ -1,0 +1,102 @@
+"""The parameters of every architecture, tensor by tensor, without building it.
+
+`kind` is layers (matrices inside layers), embeddings (other matrices) or vectors (all the rest): how they
+are stored. `group` tells apart what learns by another rule and so has buffers of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
+
+# Parameters begin at multiples of this in their buffers: blocks of quantised states never span two
+# parameters, and every view is aligned for vectorised loads.
+ALIGN = 256
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    dims: tuple[int, ...]
+    kind: str
+    group: str
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def place(self) -> int:
+        """Elements it takes in a buffer."""
+        return -(-self.count // ALIGN) * ALIGN
+
+
+def parameters_of(shape: Shape) -> list[Parameter]:
+    if isinstance(shape, GPT2Shape):
+        return list(_gpt2(shape))
+    if isinstance(shape, NanochatShape):
+        return list(_nanochat(shape))
+    assert isinstance(shape, Nanochat2026Shape)
+    return list(_nanochat_2026(shape))
+
+
+def _parameter(name: str, *dims: int, group: str = "") -> Parameter:
+    kind = "vectors" if len(dims) < 2 else "layers" if name.startswith("transformer.h.") else "embeddings"
+    return Parameter(name, dims, kind, group or kind)
+
+
+def _gpt2(shape: GPT2Shape) -> Iterator[Parameter]:
+    width = shape.n_embd
+    yield _parameter("transformer.wte.weight", shape.vocab_size, width)
+    yield _parameter("transformer.wpe.weight", shape.block_size, width)
+    for layer in range(shape.n_layer):
+        inside = f"transformer.h.{layer}"
+        for name, *dims in (
+            ("ln_1", width), ("attn.c_attn", 3 * width, width), ("attn.c_proj", width, width),
+            ("ln_2", width), ("mlp.c_fc", 4 * width, width), ("mlp.c_proj", width, 4 * width),
+        ):  # fmt: skip
+            yield _parameter(f"{inside}.{name}.weight", *dims)
+            if shape.bias:
+                yield _parameter(f"{inside}.{name}.bias", dims[0])
+    yield _parameter("transformer.ln_f.weight", width)
+    if shape.bias:
+        yield _parameter("transformer.ln_f.bias", width)
+
+
+def _matrices(layer: int, width: int) -> Iterator[Parameter]:
+    for name, rows, columns in (
+        ("attn.c_attn", 3 * width, width), ("attn.c_proj", width, width),
+        ("mlp.c_fc", 4 * width, width), ("mlp.c_proj", width, 4 * width),
+    ):  # fmt: skip
+        yield _parameter(f"transformer.h.{layer}.{name}.weight", rows, columns)
+
+
+def _nanochat(shape: NanochatShape) -> Iterator[Parameter]:
+    size = (shape.vocab_size, shape.n_embd)
+    yield _parameter("transformer.wte.weight", *size, group="embedding")
+    for layer in range(shape.n_layer):
+        yield from _matrices(layer, shape.n_embd)
+    yield _parameter("lm_head.weight", *size, group="head")
+
+
+def _nanochat_2026(shape: Nanochat2026Shape) -> Iterator[Parameter]:
+    size = (shape.vocab_size, shape.n_embd)
+    yield _parameter("resid_lambdas", shape.n_layer, group="residual numbers")
+    yield _parameter("x0_lambdas", shape.n_layer, group="first layer's numbers")
+    yield _parameter("smear_lambda", 1, group="other numbers")
+    yield _parameter("backout_lambda", 1, group="other numbers")
+    yield _parameter("transformer.wte.weight", *size, group="embedding")
+    gate = (shape.n_head, shape.value_gate_channels)
+    for layer in range(shape.n_layer):
+        c_attn, c_proj, *mlp = _matrices(layer, shape.n_embd)
+        yield from (c_attn, c_proj)
+        if layer in shape.layers_with_value_embedding:
+            yield _parameter(f"transformer.h.{layer}.attn.ve_gate.weight", *gate)
+        yield from mlp
+    yield _parameter("lm_head.weight", *size, group="head")
+    yield _parameter("smear_gate.weight", 1, shape.smear_gate_channels, group="smear gate")
+    for layer in shape.layers_with_value_embedding:
+        yield _parameter(f"value_embeds.{layer}.weight", *size, group="value embeddings")
