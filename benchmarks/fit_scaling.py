@@ -3,18 +3,21 @@
     python benchmarks/fit_scaling.py            prints constants, residuals and widths
     python benchmarks/fit_scaling.py --check    exit code 1 where scaling.py has other constants
 
-The form is L = floor + (size / N^size_power + data / D^data_power)^joint; the law that is used has joint = 1.
+The form is L = floor + (size / N^size_power + data / D^data_power)^joint; the law that is used has
+joint = 1.
 
-Two sets of losses are fitted together. llm.c's two runs (FineWeb, GPT-2's tokens) say how high the losses are.
-open_lm's runs (C4, another tokenizer) have a floor of their own, so that only differences between them count.
+Two sets of losses are fitted together. llm.c's two runs (FineWeb, GPT-2's tokens) say how high the losses
+are. open_lm's runs (C4, another tokenizer) have a floor of their own, so that only differences between
+them count.
 
-open_lm's rows are runs that ended there. llm.c's are two runs read on their way, with the learning rate still high
-(a cosine to zero over the whole run): such a loss is higher than that of a run ended there. The fit gives it
-`still_high` × (learning rate / its peak) on top and leaves that out of the law. Rows before 1B tokens are left out:
-they are from the first 5% of a schedule made for 10B.
+open_lm's rows are runs that ended there. llm.c's are two runs read on their way, with the learning rate
+still high (taken as a cosine to zero over the whole run, which is what their losses look like): such a loss
+is higher than that of a run ended there. The fit gives it `still_high` × (learning rate / its peak) on top
+and leaves that out of the law. Rows before 1B tokens are left out: they are from the first twentieth of a
+schedule made for 10B.
 
-How far the law can be trusted is read off fits that decide otherwise (`ALTERNATIVES`): the largest change one decade
-outside the fitted region, over a few sizes and horizons, is what a range grows by per decade.
+How far the law can be trusted is read off fits that decide otherwise (`ALTERNATIVES`): the largest change
+one decade outside the fitted region, over a few sizes and horizons, is what a range grows by per decade.
 """
 
 from __future__ import annotations

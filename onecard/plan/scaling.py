@@ -1,12 +1,12 @@
 """What loss a model of so many parameters reaches after so many tokens: a range, never one number.
 
-Losses are nats per token of GPT-2's tokenizer on text like FineWeb. The law has the form of Chinchilla's, a floor
-and one term each for too few parameters and too few tokens. benchmarks/fit_scaling.py fitted it once to
-references.toml and prints the constants below; docs/scaling.md has the residuals and what this must not be
-used for.
+Losses are nats per token of GPT-2's tokenizer on text like FineWeb. The law has the form of Chinchilla's, a
+floor and one term each for too few parameters and too few tokens. benchmarks/fit_scaling.py fitted it once
+to references.toml and prints the constants below; docs/scaling.md has the residuals and what this must not
+be used for.
 
-A loss read in the middle of a run, with the learning rate still high, is higher than that of a run ended there.
-The law is about runs that end: their learning rate has come down.
+A loss read in the middle of a run, with the learning rate still high, is higher than that of a run ended
+there. The law is about runs that end: their learning rate has come down.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class Law:
 
 # Least squares over 27 losses, residuals 0.038 (root mean square).
 LAW = Law(floor=1.783, size=382.2, size_power=0.332, data=110.0, data_power=0.219)
-# With one exponent more it fits these losses better (0.027) and leaves them worse: for a short run of ours it is
-# off by 0.9, the law above by 0.2. It serves to show how little the losses decide, where LAW is left alone.
+# With one exponent more it fits these losses better (0.027) and goes astray sooner: for our own GPT-2 run of
+# 64M tokens it is off by 0.86, LAW by 0.13. It serves to show how much the losses leave undecided.
 JOINT_LAW = Law(floor=1.851, size=402400.0, size_power=0.674, data=642500.0, data_power=0.588, joint=0.443)
 
 # Two residuals: about 19 of 20 fitted losses lie inside.
 HALF_WIDTH = 0.08
-# The fitted region, and by how many nats a range grows on each side of it, per decade: as far as fits that decide
-# otherwise (another form, no learning-rate term, a model left out) come apart one decade outside.
+# The fitted region, and by how many nats a range grows on each side of it, per decade: as far as fits that
+# decide otherwise (another form, no learning-rate term, a model left out) come apart one decade outside.
 SIZES, SMALLER, LARGER = (10e6, 350e6), 1.0, 0.25
 HORIZONS, SHORTER, LONGER = (0.2e9, 32e9), 1.5, 0.25
 # What a model that has learned nothing pays for one of 50,257 tokens.
 NOTHING_LEARNED = math.log(50257)
 
-# One token of nanochat (architecture and Muon) is worth this many of GPT-2 with AdamW. Measured at the loss GPT-2
-# reaches after 64M tokens: 2.73 with equal parameters, 3.40 (2025), 3.44 (2026). Later is not measured: there the
-# lower end falls, and is one ("no better than GPT-2") from a hundred times that horizon on.
+# One token of nanochat (architecture and Muon) is worth this many of GPT-2 with AdamW. Measured at the loss
+# GPT-2 reaches after 64M tokens: 2.73 with equal parameters, 3.40 (2025), 3.44 (2026). Later is not measured:
+# there the lower end falls, and is one ("no better than GPT-2") from a hundred times that horizon on.
 WORTH = (2.7, 3.5)
 WORTH_MEASURED_TO, WORTH_LOST_AT = 64e6, 6.4e9
 
@@ -130,14 +130,15 @@ def predicted_loss(parameters: int, tokens: float, *, family: str = "gpt2") -> L
         )
     fewer, more = token_worth(tokens) if family == "nanochat" else (1.0, 1.0)
     worst, best = fewer * tokens, more * tokens
-    outside = _outside(parameters, worst) + _outside(parameters, best)
-    # A decade from the region a range would leave what a loss can be.
+    # The law is fitted to lengths of runs; how long this one really is counts as much as what it is worth.
+    outside = max(_outside(parameters, length) for length in (tokens, worst, best))
+    # Far from the region a range would leave what a loss can be.
     low, middle, high = (
         min(max(loss, LAW.floor), NOTHING_LEARNED)
         for loss in (
-            LAW.loss(parameters, best) - HALF_WIDTH - _outside(parameters, best),
+            LAW.loss(parameters, best) - HALF_WIDTH - outside,
             LAW.loss(parameters, math.sqrt(fewer * more) * tokens),
-            LAW.loss(parameters, worst) + HALF_WIDTH + _outside(parameters, worst),
+            LAW.loss(parameters, worst) + HALF_WIDTH + outside,
         )
     )
     measured_worth = family == "gpt2" or tokens <= WORTH_MEASURED_TO
@@ -199,8 +200,8 @@ def repetition_note(tokens: float, unique_tokens: float) -> str | None:
     if epochs <= MANY_EPOCHS:
         return None
     return _(
-        "{epochs:.1f} passes over {unique:.3g}B tokens are worth about {worth:.3g}B fresh ones: after four passes "
-        "repeated text gives less and less"
+        "{epochs:.1f} passes over {unique:.3g}B tokens are worth about {worth:.3g}B fresh ones: "
+        "after four passes repeated text gives less and less"
     ).format(epochs=epochs, unique=unique_tokens / 1e9, worth=worth / 1e9)
 
 
@@ -230,7 +231,7 @@ def best_for_tokens(
 
 
 def tokens_for(parameters: int) -> TokensHint:
-    """How long to train a model of this size. The optimum is flat: twice or half as long costs little."""
+    """How long to train a model of this size. At the same FLOPs, twice or half as long costs 0.02 to 0.1."""
     _check(parameters, 1.0)
     return TokensHint(
         twenty_per_parameter=float(TOKENS_PER_PARAMETER * parameters),
