@@ -143,7 +143,7 @@ def predicted_loss(parameters: int, tokens: float, *, family: str = "gpt2") -> L
     )
     measured_worth = family == "gpt2" or tokens <= WORTH_MEASURED_TO
     extrapolated = outside > 0 or not measured_worth
-    return LossRange(low, middle, high, _basis(family, outside > 0, measured_worth), extrapolated)
+    return LossRange(low, middle, high, _basis((fewer, more), outside > 0, measured_worth), extrapolated)
 
 
 def _outside(parameters: float, tokens: float) -> float:
@@ -156,16 +156,17 @@ def _outside(parameters: float, tokens: float) -> float:
     )
 
 
-def _basis(family: str, outside: bool, measured_worth: bool) -> str:
+def _basis(worth: tuple[float, float], outside: bool, measured_worth: bool) -> str:
     parts = [_("a law fitted to llm.c's 124M and 350M on FineWeb and to the shape of open_lm's runs on C4")]
-    if family == "nanochat":
-        parts.append(
-            _(
-                "a token of nanochat counted as {low:g} to {high:g} of GPT-2's, as measured to 64M tokens"
-            ).format(low=WORTH[0], high=WORTH[1])
+    if worth != (1.0, 1.0):
+        said = _("a token of nanochat counted as {low:.1f} to {high:.1f} of GPT-2's").format(
+            low=worth[0], high=worth[1]
         )
-        if not measured_worth:
-            parts.append(_("that this advantage lasts so long is an assumption, so the range is wider"))
+        parts.append(said)
+    if not measured_worth:
+        parts.append(
+            _("measured only up to 64M tokens: that nanochat's advantage lasts longer is an assumption")
+        )
     if outside:
         parts.append(
             _("outside the fitted region (10M to 350M parameters, 0.2B to 32B tokens), so the range is wider")
