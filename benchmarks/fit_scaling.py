@@ -16,8 +16,9 @@ is higher than that of a run ended there. The fit gives it `still_high` × (lear
 and leaves that out of the law. Rows before 1B tokens are left out: they are from the first twentieth of a
 schedule made for 10B.
 
-How far the law can be trusted is read off fits that decide otherwise (`ALTERNATIVES`): the largest change
-one decade outside the fitted region, over a few sizes and horizons, is what a range grows by per decade.
+How far the law can be trusted is read off fits that decide otherwise (`ALTERNATIVES`). How wide a range is
+and how fast it grows outside the fitted region are round numbers chosen so that all of these fits lie
+inside, at every point of a grid of sizes and horizons.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pathlib import Path
 import numpy as np
 
 from onecard.plan.references import Reference, all_references
-from onecard.plan.scaling import Law
+from onecard.plan.scaling import JOINT_LAW, LAW, Law, half_width
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FIRST_TOKENS = 1e9
@@ -155,26 +156,23 @@ ALTERNATIVES: dict[str, tuple[Callable[[], Fit], bool]] = {
     "without 10.6M": (lambda: fit(without(10.6)), False),
     "without 154M": (lambda: fit(without(154)), True),
 }
-# Where alternatives are compared: (name, sizes, tokens), one decade outside the region.
-OUTSIDE: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-    "smaller": ((1e6,), (3e8, 3e9)),
-    "larger": ((3.5e9,), (3e9, 1e10, 3.2e10)),
-    "shorter": ((4e7, 1.24e8, 3.5e8), (2e7,)),
-    "longer": ((4e7, 1.24e8, 3.5e8), (3.2e11,)),
-}
+GRID_SIZES = (1e6, 3e6, 1e7, 2e7, 4e7, 7.9e7, 1.24e8, 3.5e8, 1e9, 3.5e9)
+GRID_HORIZONS = (2e7, 5e7, 2e8, 5e8, 1e9, 3e9, 1e10, 3.2e10, 1e11, 3.2e11)
 
 
-def spreads(base: Fit) -> dict[str, dict[str, float]]:
-    """Largest |alternative − law| one decade outside, by side and alternative."""
-    table: dict[str, dict[str, float]] = {side: {} for side in OUTSIDE}
-    for name, (make, small) in ALTERNATIVES.items():
-        law = make().law
-        for side, (sizes, horizons) in OUTSIDE.items():
-            # Without its smallest model C4 says nothing about models of 1M to 79M.
-            points = [(n, d) for n in sizes for d in horizons if small or n >= 7.9e7]
-            if points:
-                table[side][name] = max(abs(law.loss(n, d) - base.law.loss(n, d)) for n, d in points)
-    return table
+def spreads(base: Fit) -> dict[tuple[float, float], tuple[float, str]]:
+    """At every point of the grid, the alternative furthest from the law, and how far."""
+    laws = {name: (make().law, small) for name, (make, small) in ALTERNATIVES.items()}
+    return {
+        (n, d): max(
+            (abs(law.loss(n, d) - base.law.loss(n, d)), name)
+            for name, (law, small) in laws.items()
+            # Without its smallest model C4 says nothing about models below 79M.
+            if small or n >= 7.9e7
+        )
+        for n in GRID_SIZES
+        for d in GRID_HORIZONS
+    }
 
 
 def crossing(curve: Sequence[Sequence[float]], loss: float) -> float:
@@ -213,16 +211,16 @@ def main() -> int:
     print("| run | tokens | loss | fit − loss |\n|---|---|---|---|")
     for row, residual in zip(base.rows, base.residuals, strict=True):
         print(f"| {row.model} | {(row.tokens or 0) / 1e9:g}B | {row.loss:.3f} | {residual:+.3f} |")
-    print("\nchange one decade outside, by alternative")
-    for side, changes in spreads(base).items():
-        worst = ", ".join(f"{name} {change:.2f}" for name, change in changes.items())
-        print(f"{side:8s} {max(changes.values()):.2f}: {worst}")
+    print("\nfurthest from the law, of the fits that decide otherwise; in brackets half the range")
+    print("tokens  " + "".join(f"{n / 1e6:13g}M" for n in GRID_SIZES))
+    apart = spreads(base)
+    for d in GRID_HORIZONS:
+        cells = (f"  {apart[n, d][0]:.2f} ({half_width(n, d):.2f})".rjust(14) for n in GRID_SIZES)
+        print(f"{d / 1e9:6g}B " + "".join(cells))
     print("\ntokens of GPT-2 for one of nanochat")
     for name, worth in multipliers().items():
         print(f"{name:8s} {worth:.2f}")
     if options.check:
-        from onecard.plan.scaling import JOINT_LAW, LAW
-
         return 0 if (base.law, joint.law) == (LAW, JOINT_LAW) else 1
     return 0
 

@@ -61,20 +61,24 @@ def test_the_constants_are_what_the_script_fits(fitting: ModuleType) -> None:
             assert ours.loss(n, d) == pytest.approx(fitted.loss(n, d), abs=0.005)
     assert base.rms == pytest.approx(0.038, abs=0.001)
     assert 2 * base.rms <= scaling.HALF_WIDTH
+    assert base.still_high == scaling.STILL_HIGH
 
 
-def test_the_range_holds_nearly_every_loss_it_was_fitted_to(fitting: ModuleType) -> None:
-    misses = [r for r in fitting.fit().residuals if abs(r) > scaling.HALF_WIDTH]
-    assert len(misses) <= 2
-    assert all(abs(r) < 0.1 for r in misses)
+def test_the_range_holds_every_loss_it_was_fitted_to(fitting: ModuleType) -> None:
+    assert 0.7 * scaling.HALF_WIDTH < max(abs(r) for r in fitting.fit().residuals) < scaling.HALF_WIDTH
 
 
-def test_a_range_grows_as_fast_as_other_fits_come_apart(fitting: ModuleType) -> None:
-    apart = {side: max(changes.values()) for side, changes in fitting.spreads(fitting.fit()).items()}
-    for side, growth in apart.items():
-        committed = getattr(scaling, side.upper())
-        assert growth <= committed + 0.01, side
-        assert committed <= 1.1 * growth, side
+def test_a_range_holds_the_fits_that_decide_otherwise(fitting: ModuleType) -> None:
+    apart = fitting.spreads(fitting.fit())
+    assert len(apart) == 100
+    for (n, d), (distance, name) in apart.items():
+        assert distance <= scaling.half_width(n, d), (n, d, name)
+    # And is not so wide that it says nothing where they agree.
+    inside = [
+        distance for (n, d), (distance, _) in apart.items() if scaling.half_width(n, d) == scaling.HALF_WIDTH
+    ]
+    assert len(inside) >= 8
+    assert max(inside) > 0.7 * scaling.HALF_WIDTH
 
 
 def test_the_worth_of_a_token_holds_what_was_measured(fitting: ModuleType) -> None:
@@ -119,9 +123,19 @@ def test_our_own_short_runs_are_within_the_wide_range_of_short_runs(name: str, f
     assert predicted.standing(row["val_loss"]) == "within"
 
 
+def test_llmcs_runs_on_their_way_are_within_once_their_learning_rate_is_known(fitting: ModuleType) -> None:
+    rows = [row for row in fitting.rows_of() if row.data == "FineWeb"]
+    assert len(rows) == 12
+    for row in rows:
+        predicted = predicted_loss(row.parameters, row.tokens)
+        assert predicted.standing(row.loss, fitting.learning_rate(row)) == "within"
+
+
 def test_standing_has_three_answers() -> None:
     loss = LossRange(3.0, 3.1, 3.2, "", False)
     assert [loss.standing(x) for x in (2.99, 3.0, 3.2, 3.21)] == ["ahead", "within", "within", "behind"]
+    # With the learning rate at its peak 0.087 more are allowed, and fewer are enough to be ahead.
+    assert [loss.standing(x, 1.0) for x in (3.05, 3.1, 3.28, 3.29)] == ["ahead", "within", "within", "behind"]
 
 
 # --- how ranges behave ------------------------------------------------------------------------------
@@ -143,22 +157,30 @@ def test_a_range_is_in_order_and_never_narrow(n: int, d: float, family: str) -> 
     assert loss.basis
 
 
-@pytest.mark.parametrize("direction", ["smaller", "larger", "shorter", "longer"])
-def test_outside_the_region_a_range_grows_with_the_distance(direction: str) -> None:
-    edges = {
-        "smaller": (10_000_000, 3e9, 0.5, 1.0), "larger": (350_000_000, 3e9, 2.0, 1.0),
-        "shorter": (124_000_000, 0.2e9, 1.0, 0.5), "longer": (124_000_000, 32e9, 1.0, 2.0),
-    }  # fmt: skip
-    n, d, more_n, more_d = edges[direction]
-    at = [predicted_loss(round(n * more_n**i), d * more_d**i) for i in range(4)]
-    assert [loss.extrapolated for loss in at] == [False, True, True, True]
-    grown = [width(b) - width(a) for a, b in itertools.pairwise(at)]
-    per_decade = getattr(scaling, direction.upper())
-    assert grown == pytest.approx([2 * per_decade * math.log10(2)] * 3)
+@pytest.mark.parametrize(
+    ("near", "far", "per_decade"),
+    [
+        ((40_000_000, 3e9), (20_000_000, 3e9), scaling.SMALLER),
+        ((350_000_000, 10e9), (700_000_000, 10e9), scaling.LARGER),
+        ((10_000_000, 0.2e9), (10_000_000, 0.1e9), scaling.SHORTER),
+        ((350_000_000, 32e9), (350_000_000, 64e9), scaling.LONGER),
+        ((100_000_000, 1e9), (100_000_000, 0.5e9), scaling.FEWER),
+        ((50_000_000, 32e9), (40_000_000, 32e9), scaling.MORE),
+    ],
+)
+def test_outside_the_region_a_range_grows_with_the_distance(
+    near: tuple[int, float], far: tuple[int, float], per_decade: float
+) -> None:
+    decades = abs(math.log10(near[0] / far[0] * near[1] / far[1]))
+    grown = width(predicted_loss(*far)) - width(predicted_loss(*near))
+    assert grown == pytest.approx(2 * per_decade * decades)
+    assert predicted_loss(*far).extrapolated
+    # Only a model that is too small itself reads so little and yet ten tokens per parameter.
+    assert predicted_loss(*near).extrapolated == (near[0] == 10_000_000)
 
 
 def test_inside_the_region_a_range_is_as_wide_as_the_residuals() -> None:
-    assert width(predicted_loss(124_000_000, 1e9)) == pytest.approx(2 * scaling.HALF_WIDTH)
+    assert width(predicted_loss(124_000_000, 2e9)) == pytest.approx(2 * scaling.HALF_WIDTH)
 
 
 @given(sizes, horizons)
@@ -177,7 +199,7 @@ def test_where_nanochats_advantage_is_an_assumption_the_basis_says_so() -> None:
     assert "assumption" not in predicted_loss(124_000_000, 5e7, family="nanochat").basis
     assert "1.0 to 3.5" in predicted_loss(124_000_000, 1e10, family="nanochat").basis
     assert "outside" in predicted_loss(2_000_000_000, 1e9).basis
-    assert "outside" not in predicted_loss(124_000_000, 1e9).basis
+    assert "outside" not in predicted_loss(124_000_000, 2e9).basis
     assert "nanochat" not in predicted_loss(124_000_000, 1e9).basis
 
 
