@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -62,6 +62,16 @@ def test_the_constants_are_what_the_script_fits(fitting: ModuleType) -> None:
     assert base.rms == pytest.approx(0.038, abs=0.001)
     assert 2 * base.rms <= scaling.HALF_WIDTH
     assert base.still_high == scaling.STILL_HIGH
+
+
+def test_the_page_about_it_has_the_same_constants_and_residuals(fitting: ModuleType) -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    law = f"L = {LAW.floor} + {LAW.size} / N^{LAW.size_power} + {LAW.data} / D^{LAW.data_power}"
+    assert law in page
+    base = fitting.fit()
+    for row, residual in zip(base.rows, base.residuals, strict=True):
+        found = re.search(rf"\| {row.model} \| {row.tokens / 1e9:g}B \| {row.loss:.3f} \| (.*) \|", page)
+        assert found and float(found[1]) == pytest.approx(residual, abs=0.0015)
 
 
 def test_the_range_holds_every_loss_it_was_fitted_to(fitting: ModuleType) -> None:
