@@ -202,6 +202,14 @@ def test_nanochat_is_never_expected_behind_gpt2_and_less_surely_ahead_later(n: i
     assert ours.extrapolated
 
 
+def test_nanochats_range_goes_from_its_best_worth_to_its_least_and_as_wide_as_its_real_length() -> None:
+    n, d, (least, most) = 124_000_000, 64e6, scaling.WORTH
+    loss = predicted_loss(n, d, family="nanochat")
+    assert scaling.half_width(n, d) > scaling.half_width(n, least * d)
+    assert loss.low == pytest.approx(LAW.loss(n, most * d) - scaling.half_width(n, d))
+    assert loss.high == pytest.approx(LAW.loss(n, least * d) + scaling.half_width(n, d))
+
+
 def test_where_nanochats_advantage_is_an_assumption_the_basis_says_so() -> None:
     assert token_worth(64e6) == scaling.WORTH
     assert token_worth(6.4e9) == token_worth(64e9) == (1.0, scaling.WORTH[1])
