@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 REPEATS = 5
-MOST_CALLS = 50
+MOST_CALLS = 200
 # Of the free memory; the rest is for libraries and for whoever else uses the card.
 USABLE = 0.8
 SHARES = {"load": 0.2, "matmul": 0.56, "attention": 0.1, "memory": 0.05, "host": 0.05, "launch": 0.02}
@@ -129,7 +129,7 @@ class Bench:
     # --- what is measured --------------------------------------------------------------------------
 
     def sustained(self, seconds: float, say: Say = _silent) -> tuple[float, Load]:
-        """TFLOPS of the largest product, repeated for `seconds`, and the card at it: the second half counts."""
+        """TFLOPS of the largest product over `seconds`, and the card at it; the second half counts."""
         size = self.sizes.ceiling
         a, b = (self.torch.randn(size, size, dtype=self.dtype, device=self.device) for _ in range(2))
         out = self.torch.empty_like(a)

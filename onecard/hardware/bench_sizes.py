@@ -25,14 +25,14 @@ class Sizes:
     transfer_bytes: int
 
     def levels(self, own: Sequence[tuple[int, int]] = ()) -> list[list[Shape]]:
-        """Products by number of tokens; `own` are widths with their vocabularies that a config adds."""
-        vocabularies = {(width, self.vocab) for width in self.widths} | set(own)
-        widths = sorted({width for width, _ in vocabularies})
+        """Products by number of tokens. `own`: widths, with their vocabularies, that a config adds; first."""
+        vocabularies = [*own, *((width, self.vocab) for width in self.widths)]
+        widths = dict.fromkeys(width for width, _ in vocabularies)
         levels = []
         for tokens in self.tokens:
             level = [(tokens, n * width, width) for width in widths for n in (1, 3, 4)]
             if tokens == self.head_tokens:
-                level += [(tokens, vocab, width) for width, vocab in sorted(vocabularies)]
+                level += [(tokens, vocab, width) for width, vocab in vocabularies]
             levels.append(list(dict.fromkeys(level)))  # a vocabulary of 4 widths is one shape, not two
         return levels
 

@@ -133,7 +133,8 @@ class Measured:
         return _interpolated(points, (head_dim, block))
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **asdict(self), "units": UNITS}
+        rows = {name: [asdict(row) for row in getattr(self, name)] for name in ("matmuls", "attention")}
+        return {"schema": SCHEMA, **asdict(self), **rows, "skipped": list(self.skipped), "units": UNITS}
 
     @classmethod
     def from_json(cls, content: Any) -> Measured:
@@ -155,16 +156,20 @@ class Measured:
         return measured
 
     def _check(self) -> None:
-        """Every number that is divided by must be one."""
-        datetime.fromisoformat(self.date)
-        if not isinstance(self.card, str) or not self.matmuls or not self.attention:
-            raise ValueError("no card, no matmuls or no attention in it")
+        """ValueError unless every number that is divided by is one, and the card and the date are told."""
+        if not all(isinstance(text, str) for text in (self.card, self.date, self.dtype)):
+            raise ValueError("card, date or dtype is no text")
+        if datetime.fromisoformat(self.date).tzinfo is None:
+            raise ValueError("its date has no time zone")
+        if not self.matmuls or not self.attention:
+            raise ValueError("no matmuls or no attention in it")
         numbers: list[Any] = [self.ceiling_tflops, self.copy_gbps, self.reduce_gbps]
         numbers += [self.h2d_gbps, self.d2h_gbps, self.launch_us]
         for row in self.matmuls:
             numbers += asdict(row).values()
         for rate in self.attention:
             numbers += asdict(rate).values()
+        numbers += [] if self.memory_gib is None else [self.memory_gib]
         for number in numbers:
             if not isinstance(number, int | float) or isinstance(number, bool) or not 0 < number < math.inf:
                 raise ValueError(f"{number!r} where a positive number belongs")
