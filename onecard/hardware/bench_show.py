@@ -120,6 +120,7 @@ class Progress:
                 TextColumn("{task.description}", markup=False),
                 console=Console(stderr=True),
                 transient=True,
+                auto_refresh=False,  # a thread that draws would disturb what is timed
             )
             self._task = self._bar.add_task("starting", total=self._seconds)
             self._bar.start()
@@ -135,7 +136,7 @@ class Progress:
         if self._bar is not None:
             # The time is what is planned, so it tells best how far this is.
             done = min(time.monotonic() - self._began, 0.99 * self._seconds)
-            self._bar.update(self._task, completed=done, description=text)
+            self._bar.update(self._task, completed=done, description=text, refresh=True)
 
 
 # --- what came out ------------------------------------------------------------------------------

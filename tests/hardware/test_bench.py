@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_measured import RECORD
 
 from onecard.cli import main
 from onecard.errors import UserError
@@ -17,7 +18,6 @@ from onecard.hardware.bench import Bench, measure
 from onecard.hardware.bench_show import device_to_measure, show, widths_of
 from onecard.hardware.bench_sizes import CARD_SIZES, CPU_SIZES
 from onecard.hardware.measured import Load, load_measured, records_folder
-from tests.hardware.test_measured import RECORD
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +71,34 @@ def test_a_timed_call_takes_the_time_it_takes() -> None:
     taken = bench.seconds_per_call(call, budget=0.1)
     assert 0.004 <= taken < 0.04
     assert 8 <= len(calls) < 60
+
+
+def test_the_three_products_are_those_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    tokens, n, k = 48, 24, 16
+    pool = torch.randn(tokens * k + tokens * n + n * k)
+    out, totals = torch.zeros(tokens * n), torch.zeros(n * k)
+    seen: list[torch.Tensor] = []
+
+    def call_once(self: Bench, call: Any, budget: float) -> float:
+        call()
+        seen.append((totals if len(seen) == 2 else out).clone())
+        return 1e-3
+
+    monkeypatch.setattr(Bench, "seconds_per_call", call_once)
+    rate = Bench("cpu", CPU_SIZES)._matmul((tokens, n, k), pool, out, totals, 1.0)
+    x, dy, w = pool[: tokens * k], pool[tokens * k :][: tokens * n], pool[-n * k :]
+    layer = torch.nn.Linear(k, n, bias=False)
+    layer.weight.data = w.view(n, k).clone()
+    x = x.view(tokens, k).clone().requires_grad_()
+    y = layer(x)
+    y.backward(dy.view(tokens, n))
+    assert x.grad is not None and layer.weight.grad is not None
+    torch.testing.assert_close(seen[0].view(tokens, n), y.detach())
+    torch.testing.assert_close(seen[1][: tokens * k].view(tokens, k), x.grad)
+    torch.testing.assert_close(seen[2].view(n, k), layer.weight.grad)
+    assert rate.forward_tflops == rate.dx_tflops == rate.dw_tflops == pytest.approx(2e-9 * tokens * n * k)
 
 
 def test_the_load_is_read_while_the_card_works_and_the_first_boost_does_not_count() -> None:
