@@ -27,6 +27,7 @@ onecard: pretrain language models on the one graphics card you own
   onecard sample --out_dir=DIR  draw text from a run
   onecard export DIR TARGET     a run's model for Hugging Face or nanoGPT
   onecard gpus [CARD]           this machine's card, and the figures of the known ones
+  onecard bench [CONFIG.py]     measure this machine's card, in about 20 s
 
 `onecard VERB --help` explains each. Try it: onecard prepare stdlib && onecard train config/demo.py"""
 

@@ -124,6 +124,38 @@ def gpus(card: str | None = None, /, *, as_json: Annotated[bool, Parameter(name=
 
 
 @app.command
+def bench(
+    config: str | None = None,
+    /,
+    *,
+    seconds: float = 20.0,
+    device: str = "auto",
+    power_limits: str | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> int:
+    """Measure this machine's card as training uses it, and keep the figures for later.
+
+    Parameters
+    ----------
+    config
+        A run's config, whose width and vocabulary are measured besides the usual ones.
+    seconds
+        How long to measure, about.
+    device
+        auto, cuda, cuda:N; or cpu, which measures the processor in small sizes.
+    power_limits
+        Compare power limits instead, in watts: 200,170,140. You set each one, with the command it names; it
+        measures TFLOPS and watts. It changes no setting itself.
+    as_json
+        Print JSON.
+    """
+    need_package("torch", "train", "measuring a card")
+    from onecard.hardware.bench_show import bench_command
+
+    return bench_command(config, seconds=seconds, device=device, as_json=as_json, power_limits=power_limits)
+
+
+@app.command
 def export(
     out_dir: str,
     folder: str,

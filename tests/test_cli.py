@@ -76,7 +76,7 @@ def test_help_goes_to_stdout_and_names_every_verb(run: Command, word: str) -> No
     answer = run(word)
     assert (answer.code, answer.err) == (0, "")
     verbs = {name for name in app if not name.startswith("-")} | set(cli.CONFIG_VERBS)
-    assert {"prepare", "train", "sample", "export", "gpus"} <= verbs
+    assert {"prepare", "train", "sample", "export", "gpus", "bench"} <= verbs
     assert [verb for verb in verbs if f"onecard {verb} " not in answer.out] == []
 
 
@@ -97,7 +97,7 @@ def test_help_of_a_verb_lists_every_knob_with_its_default(
     assert listed == [(f.name, "auto" if f.default is None else repr(f.default)) for f in knobs(cls)]
 
 
-@pytest.mark.parametrize("verb", ["prepare", "gpus", "export"])
+@pytest.mark.parametrize("verb", ["prepare", "gpus", "export", "bench"])
 def test_help_of_the_other_verbs_shows_their_usage(run: Command, verb: str) -> None:
     answer = run(verb, "--help")
     assert (answer.code, answer.err) == (0, "")

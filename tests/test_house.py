@@ -180,7 +180,7 @@ def test_the_light_rooms_leave_the_heavy_packages_alone_where_they_are_installed
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train"], ["sample"], ["prepare", "stdlib"], ["export", "out", "model"]]
+    "arguments", [["train"], ["sample"], ["prepare", "stdlib"], ["export", "out", "model"], ["bench"]]
 )
 def test_a_verb_that_needs_more_than_the_base_install_names_the_extra(
     tmp_path: Path, arguments: list[str]

@@ -1,0 +1,255 @@
+"""`onecard bench`: decides what to measure, shows how far it is, and prints what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from onecard import dial
+from onecard.config import RunConfig
+from onecard.errors import UserError
+from onecard.hardware.bench import Bench, computing_on, describe, measure
+from onecard.hardware.bench_sizes import CARD_SIZES
+from onecard.hardware.cards import Card, match_card
+from onecard.hardware.machine import resolve_device
+from onecard.hardware.measured import Measured, save_measured
+from onecard.hardware.power import PowerSweep, parse_limits, sweep
+from onecard.knobs import knobs, load_config
+from onecard.sample_config import SampleConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+INTERRUPTED = 130
+SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 600.0
+
+
+def bench_command(
+    config: str | None, *, seconds: float, device: str, as_json: bool, power_limits: str | None
+) -> int:
+    """Measure, keep the record, show it; with power limits, walk through these instead."""
+    if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
+        raise UserError(
+            f"--seconds {seconds:g} is out of range",
+            why=f"it takes {SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g}; about 20 give steady figures",
+        )
+    limits = parse_limits(power_limits) if power_limits is not None else None
+    if limits is not None and config is not None:
+        raise UserError("--power-limits compares one load at several limits and takes no config")
+    own = widths_of(config) if config is not None else []
+    place = device_to_measure(device)
+    if limits is not None:
+        return _power_command(limits, place, as_json)
+    with Progress(seconds) as progress:
+        measured = measure(place, seconds=seconds, own=own, say=progress.say)
+    try:
+        path: str | None = str(save_measured(measured))
+    except OSError as error:
+        # The figures are there all the same.
+        path = None
+        print(f"note: the record could not be kept: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(measured.to_json() | {"file": path}, indent=1))
+    else:
+        show(measured, path)
+    return 0
+
+
+def device_to_measure(requested: str) -> str:
+    """The CPU only on purpose: its figures in a card's place would mislead."""
+    place = resolve_device(requested)
+    if place == "cpu" and requested.strip().lower() != "cpu":
+        raise UserError(
+            "there is no graphics card here to measure",
+            why="neither torch nor the NVIDIA driver's library sees one",
+            hint="if one is built in, install its driver (nvidia-smi must list it)\n"
+            "onecard bench --device cpu   measures the processor, in float32 and small sizes",
+            exit_code=1,
+        )
+    return place
+
+
+def widths_of(config: str) -> list[tuple[int, int]]:
+    """The width of a config's model, with its vocabulary."""
+    also_known = frozenset(field.name for field in knobs(SampleConfig))
+    run = load_config(RunConfig, [config], also_known=also_known)
+    usual = dial.GENERATIONS[run.generation].vocab_size if run.arch == "nanochat" else CARD_SIZES.vocab
+    return [(run.n_embd, run.vocab_size or usual)]
+
+
+def _power_command(limits: list[float], place: str, as_json: bool) -> int:
+    if place == "cpu":
+        raise UserError("--power-limits is for graphics cards, not for the CPU")
+    _, _, sensors = describe(place)
+    with computing_on(place):
+        bench = Bench(place, CARD_SIZES, sensors)
+        result = sweep(
+            limits, sensors, bench.sustained, say=lambda text: print(text, file=sys.stderr, flush=True)
+        )
+    if as_json:
+        print(json.dumps(sweep_json(result), indent=1))
+    else:
+        show_sweep(result)
+    return {"done": 0, "timed out": 1, "interrupted": INTERRUPTED}[result.ended]
+
+
+class Progress:
+    """A bar with the time that is left, in a terminal; nothing elsewhere: it is over in seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as RichProgress
+
+            self._bar = RichProgress(
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.description}", markup=False),
+                console=Console(stderr=True),
+                transient=True,
+                auto_refresh=False,  # a thread that draws would disturb what is timed
+            )
+            self._task = self._bar.add_task("starting", total=self._seconds)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        if self._bar is not None:
+            # The time is what is planned, so it tells best how far this is.
+            done = min(time.monotonic() - self._began, 0.99 * self._seconds)
+            self._bar.update(self._task, completed=done, description=text, refresh=True)
+
+
+# --- what came out ------------------------------------------------------------------------------
+
+
+def show(measured: Measured, path: str | None) -> None:
+    console = _console()
+    card = match_card(measured.card, measured.memory_gib)
+    memory = f", {measured.memory_gib:.1f} GiB" if measured.memory_gib is not None else ""
+    versions = ", ".join(
+        filter(None, [measured.driver and f"driver {measured.driver}", f"torch {measured.torch}"])
+    )
+    console.print(f"{measured.card}{memory} ({versions}), {measured.dtype}", style="bold", soft_wrap=True)
+    table = _table("", "measured", "nominal", "reached")
+    for label, figure, unit, nominal in _rows(measured, card):
+        share = f"{figure / nominal:.0%}" if nominal else ""
+        table.add_row(label, f"{figure:.4g} {unit}", f"{nominal:g} {unit}" if nominal else "", share)
+    console.print(table)
+    load = measured.load
+    told = [
+        f"{value:.0f} {unit}"
+        for value, unit in ((load.clock_mhz, "MHz"), (load.power_w, "W"), (load.temperature_c, "°C"))
+        if value is not None
+    ]
+    if told:
+        limit = f", power limit {load.power_limit_w:.0f} W" if load.power_limit_w is not None else ""
+        console.print(f"under load: {', '.join(told)}{limit}", soft_wrap=True)
+    if measured.skipped:
+        first, *more = measured.skipped
+        others = f", and {len(more)} more" if more else ""
+        console.print(f"left out: {first}{others}", soft_wrap=True)
+    if path is not None:
+        console.print(f"{measured.seconds:.0f} s; kept in {path}", soft_wrap=True)
+
+
+def _rows(measured: Measured, card: Card | None) -> list[tuple[str, float, str, float | None]]:
+    """(label, figure, unit, the card's nominal figure): the ceilings, and every width at its fullest."""
+    peak = card.peak_tflops(measured.dtype) if card else None
+    bandwidth = card.bandwidth_gbps if card else None
+    size = measured.ceiling_size
+    rows = [(f"matmul {size}³, sustained", measured.ceiling_tflops, "TFLOPS", peak)]
+    tokens = max(rate.tokens for rate in measured.matmuls)
+    for width in sorted({rate.k for rate in measured.matmuls if rate.tokens == tokens}):
+        # A layer of nanoGPT: queries, keys and values, the projection back, up and down.
+        flops = {n: 2 if n == 4 else 1 for n in (3, 1, 4)}
+        work = sum(n * times for n, times in flops.items())
+        time_taken = sum(
+            n * times / measured.matmul_tflops(tokens, n * width, width) for n, times in flops.items()
+        )
+        rows.append((f"layers {width} wide, {tokens} tokens", work / time_taken, "TFLOPS", peak))
+    for rate in measured.attention:
+        label = f"attention, heads of {rate.head_dim}, {rate.block} tokens"
+        rows.append((label, rate.tflops, "TFLOPS", None))
+    rows += [
+        ("memory, copy", measured.copy_gbps, "GB/s", bandwidth),
+        ("memory, sum", measured.reduce_gbps, "GB/s", bandwidth),
+        ("host to card" + ("" if measured.pinned else ", not pinned"), measured.h2d_gbps, "GB/s", None),
+        ("card to host" + ("" if measured.pinned else ", not pinned"), measured.d2h_gbps, "GB/s", None),
+        ("launch of a kernel", measured.launch_us, "µs", None),
+    ]
+    return rows
+
+
+def show_sweep(result: PowerSweep) -> None:
+    console = _console()
+    if result.points:
+        table = _table("limit W", "TFLOPS", "of the fastest", "W", "TFLOPS/W", "MHz", "°C")
+        fastest = max(point.tflops for point in result.points)
+        for point in result.points:
+            table.add_row(
+                f"{point.limit_w:g}",
+                f"{point.tflops:.4g}",
+                f"{point.tflops / fastest:.0%}",
+                f"{point.power_w:.0f}",
+                f"{point.tflops_per_watt:.4f}",
+                f"{point.clock_mhz:.0f}" if point.clock_mhz is not None else "-",
+                f"{point.temperature_c:.0f}" if point.temperature_c is not None else "-",
+            )
+        console.print(table)
+    if result.best is not None:
+        console.print(f"most work for a joule: at {result.best.limit_w:g} W", soft_wrap=True)
+    if result.ended != "done":
+        count = len(result.points)
+        console.print(f"{result.ended} after {count} limit{'s' if count != 1 else ''}", soft_wrap=True)
+    if result.to_restore:
+        console.print(f"back to the limit of before:   {result.restore_command}", soft_wrap=True)
+
+
+def sweep_json(result: PowerSweep) -> dict[str, Any]:
+    points = [asdict(point) | {"tflops_per_watt": point.tflops_per_watt} for point in result.points]
+    return {
+        "points": points,
+        "best_limit_w": result.best.limit_w if result.best else None,
+        "original_limit_w": result.original_w,
+        "restore_command": result.restore_command if result.to_restore else None,
+        "ended": result.ended,
+    }
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    console.width = max(console.width, 78)
+    return console
+
+
+def _table(first: str, *headings: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    return table

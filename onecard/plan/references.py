@@ -1,0 +1,50 @@
+"""Losses others have published: what a run is judged by, and what scaling.py was fitted to."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+UNITS = ("nats", "bpb")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One row of references.toml: a loss that a known model had after so many tokens."""
+
+    model: str
+    parameters: int
+    data: str
+    tokenizer: str
+    tokens: float | None  # None where the source does not say
+    loss: float
+    unit: str  # nats (per token) or bpb (bits per byte)
+    split: str
+    source: str
+
+    def comparable_with(self, data: str, tokenizer: str, unit: str = "nats") -> bool:
+        """Whether a loss on this data stands beside ours.
+
+        A token of one tokenizer is not a token of another, so nats also need the same tokenizer.
+        """
+        same_tokens = unit == "bpb" or self.tokenizer == tokenizer
+        return self.data == data and self.unit == unit and same_tokens
+
+
+@cache
+def all_references() -> tuple[Reference, ...]:
+    """Every row of references.toml, in the file's order."""
+    text = resources.files(__package__).joinpath("references.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    return tuple(_reference(dict(zip(table["columns"], row, strict=True))) for row in table["rows"])
+
+
+def _reference(row: dict[str, Any]) -> Reference:
+    # Millions and billions in the file, as sources give them; whole counts everywhere else.
+    parameters = round(row.pop("parameters_m") * 1e6)
+    billions = row.pop("tokens_b")
+    tokens = None if billions == "" else float(round(billions * 1e9))
+    return Reference(parameters=parameters, tokens=tokens, **{**row, "loss": float(row["loss"])})

@@ -1,0 +1,262 @@
+"""What loss a model of so many parameters reaches after so many tokens: a range, never one number.
+
+Losses are nats per token of GPT-2's tokenizer on text like FineWeb. The law has the form of Chinchilla's, a
+floor and one term each for too few parameters and too few tokens. benchmarks/fit_scaling.py fitted it once
+to references.toml and prints the constants below; docs/scaling.md has the residuals and what this must not
+be used for.
+
+A loss read in the middle of a run, with the learning rate still high, is higher than that of a run ended
+there. The law is about runs that end: their learning rate has come down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from onecard.errors import UserError
+from onecard.language import _
+from onecard.shapes import Shape
+
+FAMILIES = ("gpt2", "nanochat")
+
+
+@dataclass(frozen=True)
+class Law:
+    """L = floor + (size / N^size_power + data / D^data_power)^joint."""
+
+    floor: float
+    size: float
+    size_power: float
+    data: float
+    data_power: float
+    joint: float = 1.0
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        both = self.size / parameters**self.size_power + self.data / tokens**self.data_power
+        return self.floor + both**self.joint
+
+    def best_tokens(self, parameters: float) -> float:
+        """Where, at the same 6·N·D FLOPs, neither more parameters nor more tokens would lower the loss."""
+        wanted = self.size_power * self.size / parameters**self.size_power
+        return float((self.data_power * self.data / wanted) ** (1 / self.data_power))
+
+
+# Least squares over 27 losses, residuals 0.038 (root mean square).
+LAW = Law(floor=1.783, size=382.2, size_power=0.332, data=110.0, data_power=0.219)
+# With one exponent more it fits these losses better (0.027) and goes astray sooner: for our own GPT-2 run of
+# 64M tokens it is off by 0.86, LAW by 0.13. It serves to show how much the losses leave undecided.
+JOINT_LAW = Law(floor=1.851, size=402400.0, size_power=0.674, data=642500.0, data_power=0.588, joint=0.443)
+
+# What a learning rate still at its peak adds to a loss: llm.c's runs on their way, fitted with the law.
+STILL_HIGH = 0.087
+# Inside the fitted region: all fitted losses (at most 0.09 off) and all fits that decide otherwise (another
+# form, no learning-rate term, a model left out) are that near.
+HALF_WIDTH = 0.1
+# The region, and by how many nats a range grows per decade outside, so that these fits still lie inside. It
+# does not reach down to open_lm's 10.6M: most of so small a model is embeddings, and how these are counted
+# decides. Tokens per parameter are a side of their own: no run was as short for its size as 350M with 1B.
+SIZES, SMALLER, LARGER = (40e6, 350e6), 0.6, 0.15
+HORIZONS, SHORTER, LONGER = (0.2e9, 32e9), 0.6, 0.1
+PER_PARAMETER, FEWER, MORE = (10, 640), 0.5, 0.25
+# What a model that has learned nothing pays for one of 50,257 tokens.
+NOTHING_LEARNED = math.log(50257)
+
+# One token of nanochat (architecture and Muon) is worth this many of GPT-2 with AdamW. Measured at the loss
+# GPT-2 reaches after 64M tokens: 2.73 with equal parameters, 3.40 (2025), 3.44 (2026). Later is not measured:
+# there the lower end falls, and is one ("no better than GPT-2") from a hundred times that horizon on.
+WORTH = (2.7, 3.5)
+WORTH_MEASURED_TO, WORTH_LOST_AT = 64e6, 6.4e9
+
+# Value of repeated text, arXiv 2305.16264 (appendix A): after so many repeats the gain has decayed to 1/e.
+REPEATS_DECAY = 15.387756
+MANY_EPOCHS = 4
+TOKENS_PER_PARAMETER = 20
+
+Standing = Literal["ahead", "within", "behind"]
+
+
+@dataclass(frozen=True)
+class LossRange:
+    """Nats per token of GPT-2's tokenizer, for a run that has ended."""
+
+    low: float
+    middle: float
+    high: float
+    basis: str  # a sentence for people
+    extrapolated: bool
+
+    def standing(self, measured: float, learning_rate: float = 0.0) -> Standing:
+        """Where a measured loss stands against what others reach with as many parameters and tokens.
+
+        `learning_rate` over its peak when it was measured: in the middle of a run more loss is allowed.
+        """
+        ended = measured - STILL_HIGH * learning_rate
+        if ended < self.low:
+            return "ahead"
+        return "behind" if ended > self.high else "within"
+
+
+@dataclass(frozen=True)
+class RankedModel:
+    """One candidate of best_for_tokens, in its place."""
+
+    parameters: int
+    tokens: float
+    effective_tokens: float
+    epochs: float | None  # None where it is not known how much text there is
+    loss: LossRange
+    not_distinguishable: bool  # from the best: the law cannot tell them apart
+
+
+@dataclass(frozen=True)
+class TokensHint:
+    """How many tokens make the most of the computing a model of this size gets: three answers."""
+
+    twenty_per_parameter: float  # the rule of thumb from Chinchilla
+    fitted: float  # by LAW
+    fitted_jointly: float  # by JOINT_LAW
+
+
+def counted_parameters(shape: Shape) -> int:
+    """The N of this module: all parameters but value embeddings, whose gain is in nanochat's multiplier."""
+    parts = shape.parameters_by_part()
+    return sum(parts.values()) - parts.get("value embeddings", 0)
+
+
+def predicted_loss(parameters: int, tokens: float, *, family: str = "gpt2") -> LossRange:
+    """What a run that ends after these tokens reaches, if its learning rate suits it.
+
+    `tokens` are unique ones; for repeated text pass effective_tokens().
+    """
+    _check(parameters, tokens)
+    if family not in FAMILIES:
+        raise UserError(
+            _("no losses are known for the family '{family}'").format(family=family),
+            hint=_("known are {families}").format(families=", ".join(FAMILIES)),
+        )
+    fewer, more = token_worth(tokens) if family == "nanochat" else (1.0, 1.0)
+    worst, best = fewer * tokens, more * tokens
+    # The law is fitted to lengths of runs; how long this one really is counts as much as what it is worth.
+    half = max(half_width(parameters, length) for length in (tokens, worst, best))
+    # Far from the region a range would leave what a loss can be.
+    low, middle, high = (
+        min(max(loss, LAW.floor), NOTHING_LEARNED)
+        for loss in (
+            LAW.loss(parameters, best) - half,
+            LAW.loss(parameters, math.sqrt(fewer * more) * tokens),
+            LAW.loss(parameters, worst) + half,
+        )
+    )
+    outside = half > HALF_WIDTH
+    measured_worth = family == "gpt2" or tokens <= WORTH_MEASURED_TO
+    basis = _basis((fewer, more), outside, measured_worth)
+    return LossRange(low, middle, high, basis, outside or not measured_worth)
+
+
+def half_width(parameters: float, tokens: float) -> float:
+    """How far a range reaches to both sides, from how far outside the fitted region it lies, in decades."""
+    width = HALF_WIDTH
+    for value, (least, most), below, above in (
+        (parameters, SIZES, SMALLER, LARGER),
+        (tokens, HORIZONS, SHORTER, LONGER),
+        (tokens / parameters, PER_PARAMETER, FEWER, MORE),
+    ):
+        width += below * max(0.0, math.log10(least / value)) + above * max(0.0, math.log10(value / most))
+    return width
+
+
+def _basis(worth: tuple[float, float], outside: bool, measured_worth: bool) -> str:
+    parts = [_("a law fitted to llm.c's 124M and 350M on FineWeb and to the shape of open_lm's runs on C4")]
+    if worth != (1.0, 1.0):
+        said = _("a token of nanochat counted as {low:.1f} to {high:.1f} of GPT-2's").format(
+            low=worth[0], high=worth[1]
+        )
+        parts.append(said)
+    if not measured_worth:
+        parts.append(
+            _("measured only up to 64M tokens: that nanochat's advantage lasts longer is an assumption")
+        )
+    if outside:
+        region = _(
+            "outside the fitted region (40M to 350M parameters, 0.2B to 32B tokens, 10 to 640 tokens per "
+            "parameter), so the range is wider"
+        )
+        parts.append(region)
+    return "; ".join(parts)
+
+
+def token_worth(tokens: float) -> tuple[float, float]:
+    """How many of GPT-2's tokens one of nanochat's is worth in a run of this length: at least, at most."""
+    share = math.log(tokens / WORTH_MEASURED_TO) / math.log(WORTH_LOST_AT / WORTH_MEASURED_TO)
+    kept = 1 - min(max(share, 0.0), 1.0)
+    return WORTH[0] ** kept, WORTH[1]
+
+
+def effective_tokens(tokens: float, unique_tokens: float) -> float:
+    """How many fresh tokens this many are worth, if the text has fewer and is read again.
+
+    U + U·R*·(1 − exp(−R / R*)) with R repeats after the first pass. Never more than 16.4 passes' worth.
+    """
+    if not (0 < tokens < math.inf and unique_tokens > 0):
+        raise UserError(_("tokens and unique tokens have to be above zero"))
+    if tokens <= unique_tokens:
+        return tokens
+    repeats = tokens / unique_tokens - 1
+    return unique_tokens * (1 - REPEATS_DECAY * math.expm1(-repeats / REPEATS_DECAY))
+
+
+def repetition_note(tokens: float, unique_tokens: float) -> str | None:
+    """A sentence where a run reads its text more often than helps much; None where it does not."""
+    worth = effective_tokens(tokens, unique_tokens)
+    epochs = tokens / unique_tokens
+    if epochs <= MANY_EPOCHS:
+        return None
+    return _(
+        "{epochs:.1f} passes over {unique:.3g}B tokens are worth about {worth:.3g}B fresh ones: "
+        "after four passes repeated text gives less and less"
+    ).format(epochs=epochs, unique=unique_tokens / 1e9, worth=worth / 1e9)
+
+
+def best_for_tokens(
+    options: Sequence[tuple[int, float]], family: str = "gpt2", *, unique_tokens: float | None = None
+) -> list[RankedModel]:
+    """(parameters, tokens the budget allows them) by expected loss, the best first.
+
+    Whoever's middle lies inside the best one's range cannot be told from it, and neither can the best then.
+    """
+    ranked = []
+    for parameters, tokens in options:
+        _check(parameters, tokens)
+        effective = tokens if unique_tokens is None else effective_tokens(tokens, unique_tokens)
+        loss = predicted_loss(parameters, effective, family=family)
+        ranked.append((parameters, tokens, effective, loss))
+    # Of two with the same loss the smaller one is cheaper to use.
+    ranked.sort(key=lambda option: (option[3].middle, option[0]))
+    tied = [option[3].middle <= ranked[0][3].high for option in ranked]
+    return [
+        RankedModel(
+            parameters, tokens, effective, tokens / unique_tokens if unique_tokens else None, loss,
+            same and sum(tied) > 1,
+        )
+        for (parameters, tokens, effective, loss), same in zip(ranked, tied, strict=True)
+    ]  # fmt: skip
+
+
+def tokens_for(parameters: int) -> TokensHint:
+    """How long to train a model of this size. At the same FLOPs, twice or half as long costs 0.02 to 0.1."""
+    _check(parameters, 1.0)
+    return TokensHint(
+        twenty_per_parameter=float(TOKENS_PER_PARAMETER * parameters),
+        fitted=LAW.best_tokens(parameters),
+        fitted_jointly=JOINT_LAW.best_tokens(parameters),
+    )
+
+
+def _check(parameters: int, tokens: float) -> None:
+    if parameters < 1:
+        raise UserError(_("a model needs at least one parameter, not {n}").format(n=parameters))
+    if not 0 < tokens < math.inf:
+        raise UserError(_("a run needs a number of tokens above zero, not {n}").format(n=tokens))
