@@ -76,7 +76,8 @@ def training_moments(
     always = [
         Line(
             "kept for the backward pass", shape.n_layer * each,
-            f"{shape.n_layer} layers × {each / tokens / shape.n_embd:.2f} bytes × {tokens:,} tokens × {shape.n_embd:,}",
+            f"{shape.n_layer} layers × {each / tokens / shape.n_embd:.2f} bytes"
+            f" × {tokens:,} tokens × {shape.n_embd:,}",
         ),
         Line("tokens and targets", tokens * _INPUTS, f"{_INPUTS} bytes × {tokens:,} tokens"),
     ]  # fmt: skip

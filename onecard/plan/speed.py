@@ -1,0 +1,184 @@
+"""How long a step takes: a roofline per operation.
+
+    matmul       2·m·n·k FLOPs over the card's rate, which falls for short and narrow ones; never faster than
+                 its bytes over the bandwidth; a few microseconds to begin and end
+    attention    4·width·pairs FLOPs forward, 2.5 times that backward, pairs counted behind the causal mask
+    the rest     bytes over bandwidth: norms, activations, residuals; the loss; the update
+    the host     handing out kernels: what is faster handed out than computed costs nothing
+    the bus      what is offloaded, while the card computes
+
+Bytes per value of `the rest` and the efficiencies are fitted to measured runs (plan/rates.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onecard.plan.rates import Rates
+from onecard.plan.settings import Setting
+from onecard.plan.standing import SIZES, per_element
+from onecard.plan.tensors import parameters_of
+from onecard.shapes import Nanochat2026Shape, Shape
+
+# Bytes that a layer's forward and backward pass move per token and channel, matmuls left out, in bf16.
+_REST = {"gpt2": 141.0, "nanochat-2025": 155.0, "nanochat-2026": 280.0}
+_REST_AGAIN = {"none": 1.0, "mlp": 1.08, "block": 1.30}
+_UNCOMPILED = 2.8  # times as many: nothing is fused
+_LOGITS = 8.0  # bytes moved per logit besides the matmuls'
+_EMBEDDING = 20.0
+# Kernels of a layer's two passes, and of all the rest of a micro-batch.
+_KERNELS = {"none": 54, "mlp": 58, "block": 70}
+_KERNELS_UNCOMPILED = 170
+_KERNELS_BESIDE = 50
+_FORWARD_SHARE = 0.30  # of a micro-batch: what an evaluation costs
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step by part. What runs at the same time as another part counts where it is longer."""
+
+    matmuls: float
+    attention: float
+    rest: float
+    loss: float
+    waiting: float  # for the host or the bus
+    update: float
+    micro: float  # one micro-batch, all in all
+    tokens: int
+    flops_per_token: int
+    peak: float | None
+
+    @property
+    def seconds(self) -> float:
+        return self.matmuls + self.attention + self.rest + self.loss + self.waiting + self.update
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def mfu(self) -> float | None:
+        return None if self.peak is None else self.tokens_per_s * self.flops_per_token / self.peak
+
+    @property
+    def evaluated_per_s(self) -> float:
+        """Tokens per second of an evaluation: a forward pass alone."""
+        return self.tokens_per_s / _FORWARD_SHARE
+
+    def parts(self) -> dict[str, float]:
+        names = ("matmuls", "attention", "rest", "loss", "waiting", "update")
+        return {name: getattr(self, name) for name in names}
+
+
+def step_time(
+    shape: Shape,
+    setting: Setting,
+    dtype: str,
+    rates: Rates,
+    sequences: int,
+    *,
+    by_muon: bool = False,
+) -> StepTime:
+    """One step of `sequences` sequences in micro-batches of the setting's size, the last one smaller."""
+    whole, rest = divmod(sequences, setting.micro_batch)
+    parts = [0.0] * 6
+    micro = _micro_batch(shape, setting, dtype, rates, setting.micro_batch)
+    for count, sized in ((whole, micro), (1, _micro_batch(shape, setting, dtype, rates, rest) if rest else None)):
+        if sized is not None:
+            parts = [a + count * b for a, b in zip(parts, sized, strict=True)]
+    update = _update(shape, setting, dtype, rates, by_muon)
+    return StepTime(
+        *parts[:5], update, micro=sum(micro), tokens=sequences * shape.block_size,
+        flops_per_token=shape.flops_per_token, peak=rates.peak,
+    )  # fmt: skip
+
+
+def _matmul(rates: Rates, m: int, n: int, k: int, size: int) -> float:
+    rate = rates.matmul * k / (k + rates.short)
+    return max(2 * m * n * k / rate, size * (m * k + k * n + m * n) / rates.bandwidth) + rates.kernel
+
+
+def _weight_gradient(rates: Rates, rows: int, columns: int, tokens: int, size: int, beside: float) -> float:
+    """Added to a total by the matmul itself: `beside` bytes of it are read and written."""
+    narrow = min(rows, columns)
+    rate = rates.matmul * narrow / (narrow + rates.narrow)
+    moved = size * tokens * (rows + columns) + beside * rows * columns
+    return max(2 * rows * columns * tokens / rate, moved / rates.bandwidth) + rates.kernel
+
+
+def _micro_batch(
+    shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int
+) -> tuple[float, float, float, float, float, float]:
+    """Matmuls, attention, the rest, loss, waiting, and nothing for the update."""
+    size, width, tokens = SIZES[dtype], shape.n_embd, sequences * shape.block_size
+    # bf16 totals: the product in fp32 is written, read, and rounded into them.
+    low = setting.master_weights == "bf16" and setting.offload != "gradients"
+    total_bytes = 40.0 if low else 8.0
+    layer = ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
+    forward = [_matmul(rates, tokens, out, into, size) for out, into in layer]
+    per_layer = sum(forward)
+    per_layer += sum(_matmul(rates, tokens, into, out, size) for out, into in layer)
+    per_layer += sum(_weight_gradient(rates, out, into, tokens, size, total_bytes) for out, into in layer)
+    per_layer += {"none": 0.0, "mlp": forward[2], "block": sum(forward[:3])}[setting.recompute]
+    passes = 1 + 2.5 + (1 if setting.recompute == "block" else 0)
+    attention = sum(4 * width * tokens * _pairs(shape, window) for window in _windows(shape))
+    attention *= passes / rates.attention
+    moved = _REST[shape.arch] * _REST_AGAIN[setting.recompute] * (size / 2)
+    moved *= 1.0 if setting.compile else _UNCOMPILED
+    if dtype == "float16":
+        moved *= 1.15  # the residual stream is fp32
+    elements = tokens * width * shape.n_layer
+    rest = (moved * elements + _EMBEDDING * tokens * width) / rates.bandwidth
+    head = (shape.vocab_size, width)
+    loss = _matmul(rates, tokens, *head, size) + _matmul(rates, tokens, width, shape.vocab_size, size)
+    loss += _weight_gradient(rates, *head, tokens, size, 8.0)
+    loss += _LOGITS * (size / 2) * tokens * shape.vocab_size / rates.bandwidth
+    matmuls = per_layer * shape.n_layer
+    on_card = matmuls + attention + rest + loss
+    waiting = max(0.0, _host(shape, setting, rates) - on_card, _bus(shape, setting, rates) - 0.75 * on_card)
+    return matmuls, attention, rest, loss, waiting, 0.0
+
+
+def _windows(shape: Shape) -> tuple[int, ...]:
+    return shape.windows if isinstance(shape, Nanochat2026Shape) else (shape.block_size,) * shape.n_layer
+
+
+def _pairs(shape: Shape, window: int) -> float:
+    """Keys that a query sees on average, behind the causal mask."""
+    block = shape.block_size
+    return block / 2 if window >= block else window - window * window / (2 * block)
+
+
+def _host(shape: Shape, setting: Setting, rates: Rates) -> float:
+    if setting.cuda_graphs and setting.offload != "gradients":
+        return 0.0
+    each = _KERNELS[setting.recompute] if setting.compile else _KERNELS_UNCOMPILED
+    return (each * shape.n_layer + _KERNELS_BESIDE) * rates.launch
+
+
+def _bus(shape: Shape, setting: Setting, rates: Rates) -> float:
+    """Gradient totals travel with every micro-batch, both ways at once, during the backward pass."""
+    if setting.offload != "gradients":
+        return 0.0
+    layers = sum(p.place for p in parameters_of(shape) if p.kind == "layers")
+    return 4 * layers / min(rates.to_card, rates.to_host)
+
+
+def _update(shape: Shape, setting: Setting, dtype: str, rates: Rates, by_muon: bool) -> float:
+    moved = to_card = to_host = flops = 0.0
+    kernels = 0
+    for parameter in parameters_of(shape):
+        each = per_element(parameter.kind, setting, dtype, by_muon=by_muon)
+        # Totals are read for the norm, scaled, read and cleared; the rest is read and written.
+        moved += parameter.place * (5 * each.total + 2 * (each.master + each.states) + each.working)
+        if each.on_host:
+            to_card += parameter.place * each.at_home
+            to_host += parameter.place * (each.master + each.states)
+        if by_muon and parameter.kind == "layers":
+            short, long = sorted(parameter.dims)[-2:]
+            parts = 3 if long == 3 * short else 1
+            long //= parts
+            flops += parts * 5 * (4 * short * short * long + 2 * short**3)
+            kernels += 30
+    on_card = moved / rates.bandwidth + flops / (0.7 * rates.matmul)
+    return max(on_card, to_card / rates.to_card, to_host / rates.to_host, kernels * rates.launch)
