@@ -125,7 +125,7 @@ def gpus(card: str | None = None, /, *, as_json: Annotated[bool, Parameter(name=
 
 @app.command
 def eta(
-    log: str,
+    log: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
     *,
     gpu: str | None = None,

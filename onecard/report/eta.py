@@ -19,7 +19,7 @@ from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.language import _
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, Step
-from onecard.report.mfu import disagreement, divisor, explain
+from onecard.report.mfu import disagreement, explain, flops_by_log
 from onecard.shapes import GPT2Shape
 
 # nanoGPT waits as long before it believes its own MFU.
@@ -96,11 +96,7 @@ def estimate(log: Log, known: Known) -> Eta:
     tokens_per_step = _tokens_per_step(log, known, steady, notes)
     flops_per_token = _flops_per_token(log, known, notes)
     shown = [step.mfu for step in steady if step.mfu is not None and step.mfu > 0]
-    by_log = divisor(log, known.card)
-    if by_log is not None and shown and math.isfinite(by_log):
-        by_log *= statistics.median(shown) * log.cards
-    else:
-        by_log = None
+    by_log = flops_by_log(log, known.card, step_ms.mid)
     tokens_per_s = tokens_per_step / step_ms.mid * 1000 if tokens_per_step else None
     if tokens_per_s is None and flops_per_token and by_log:
         tokens_per_s = by_log / flops_per_token
@@ -235,8 +231,8 @@ def _tokens_per_step(log: Log, known: Known, steady: list[Step], notes: list[str
     if printed and by_speed and printed > 1.5 * by_speed:
         notes.append(
             _(
-                "the log's tok/sec is too small by {factor:.0f}, its accumulation steps: nanochat counted one "
-                "micro-batch until 2025-10-26"
+                "the log's tok/sec is too small by {factor:.0f}, its accumulation steps: nanochat counted "
+                "one micro-batch until 2025-10-26"
             ).format(factor=printed / by_speed)
         )
     if printed:
@@ -266,13 +262,14 @@ def _flops_per_token(log: Log, known: Known, notes: list[str]) -> float | None:
         vocab = known.config.vocab_size or log.facts.get("vocab_size") or 50_304
         shape = known.config.shape(vocab)
         count = shape.parameters - (shape.block_size * shape.n_embd if shape.arch == "gpt2" else 0)
-        if printed_count and abs(count / printed_count - 1) > 0.02:
-            notes.append(
-                _(
-                    "the config's model has {config:.2f}M parameters, the log's {log:.2f}M: another run's?"
-                ).format(config=count / 1e6, log=printed_count / 1e6)
-            )
-        return float(shape.flops_per_token)
+        if not printed_count or abs(count / printed_count - 1) <= 0.02:
+            return float(shape.flops_per_token)
+        notes.append(
+            _(
+                "the config's model has {config:.2f}M parameters, the log's {log:.2f}M: it is another run's, "
+                "and its shape is not used"
+            ).format(config=count / 1e6, log=printed_count / 1e6)
+        )
     shape = _printed_shape(log)
     if shape is None:
         return None
@@ -351,8 +348,12 @@ def _evaluations(
     interval = _setting(log, known, "eval_interval") or _seen_interval(log)
     taken = _evaluation_seconds(log, known, step_ms, tokens_per_s)
     if interval is None and log.format in EVALUATION_TOKENS:
-        interval, taken = EVALUATION_EVERY, Range(0.0, 0.0, taken.high)
-        notes.append(_("no evaluation is in the log: nanochat's usual ones are in the upper bound alone"))
+        interval = EVALUATION_EVERY
+        if log.evaluations:
+            notes.append(_("evaluations are taken to come every 250 steps, nanochat's default"))
+        else:
+            taken = Range(0.0, 0.0, taken.high)
+            notes.append(_("no evaluation is in the log: nanochat's usual ones are in the upper bound alone"))
     if interval is None:
         notes.append(_("evaluations are not counted: fewer than two are in the log (--config FILE tells)"))
         return 0, nothing

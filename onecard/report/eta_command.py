@@ -40,7 +40,7 @@ def eta_command(
         raise UserError(
             _("no training lines were found in {source}").format(source=_name(source)),
             _("known are those of nanoGPT, nanochat, onecard and the Hugging Face Trainer"),
-            "iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%",
+            _("such a line is: {line}").format(line="iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%"),
             exit_code=1,
         )
     if known.config is None and (config := _config_beside(source)) is not None:
@@ -54,6 +54,8 @@ def eta_command(
 
 def _content(source: str) -> bytes:
     if source == "-":
+        if sys.stdin.isatty():
+            print(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"), file=sys.stderr)
         return sys.stdin.buffer.read()
     path = Path(source)
     if path.is_dir() and (path / "log.txt").is_file():
@@ -156,11 +158,10 @@ def to_text(found: Eta, now: datetime) -> str:
     if log.starts > 1:
         head += _(" (the last of {n} starts)").format(n=log.starts)
     rows = [(_("step"), _step_text(found))]
-    if found.tokens_per_s:
-        speed = _("{n:,} tokens/s").format(n=_rounded(found.tokens_per_s))
-        if found.flops_per_s:
-            speed += f", {found.flops_per_s / 1e12:.1f} TFLOPS"
-        rows.append((_("speed"), speed))
+    speeds = [_("{n:,} tokens/s").format(n=_rounded(found.tokens_per_s))] if found.tokens_per_s else []
+    speeds += [f"{found.flops_per_s / 1e12:.1f} TFLOPS"] if found.flops_per_s else []
+    if speeds:
+        rows.append((_("speed"), ", ".join(speeds)))
     if found.mfu is not None:
         rows.append((_("true MFU"), _mfu_text(found)))
     rows += _time_rows(found, now)
@@ -222,4 +223,4 @@ def _rounded(value: float) -> int:
 
 
 def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False)
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -7,6 +7,9 @@ or the log's own MFU multiplied back by what it was divided by.
 
 from __future__ import annotations
 
+import math
+import statistics
+
 from onecard.hardware.cards import Card, read_words
 from onecard.language import _
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log
@@ -37,6 +40,25 @@ def divisor(log: Log, card: Card | None) -> float | None:
     return None
 
 
+def flops_by_log(log: Log, card: Card | None, step_ms: float) -> float | None:
+    """FLOPs per second of all cards at this step time, by the log's own MFU; None where it tells nothing."""
+    used = divisor(log, card)
+    shown = [step for step in log.steps if step.mfu is not None and step.mfu > 0]
+    if used is None or not math.isfinite(used) or not shown:
+        return None
+    share = statistics.median(step.mfu or 0.0 for step in shown)
+    if log.format == NANOGPT and len(shown) > 5:
+        # nanoGPT shows an average, m = 0.9 m + 0.1 work / time, in which an evaluation is felt for twenty
+        # lines. It is linear in the work, so that the first and the last value give the work back.
+        first, *rest = shown
+        times = 0.0
+        for step in rest:
+            times = 0.9 * times + 0.1 / step.ms
+        work = ((shown[-1].mfu or 0.0) - 0.9 ** len(rest) * (first.mfu or 0.0)) / times
+        share = work / step_ms if work > 0 else share
+    return share * used * log.cards
+
+
 def explain(log: Log, shown: float | None, true: float | None, card: Card | None, peak: float | None) -> str:
     """Why the log shows `shown` where `true` is the share of this card's `peak` FLOPs per second."""
     told = [_why(log, shown, card)]
@@ -57,7 +79,8 @@ def explain(log: Log, shown: float | None, true: float | None, card: Card | None
     if true is not None and true > 1.05:
         told.append(
             _(
-                "More than the card can do is not possible: is it another card, several, or another run's config?"
+                "More than the card can do is not possible: is it another card, several, or the config "
+                "of another run?"
             )
         )
     elif shown is not None and shown > 1 and log.format != ONECARD:
@@ -102,12 +125,11 @@ def disagreement(by_shape: float, by_log: float, log: Log) -> str:
     ratio = by_shape / by_log
     if abs(ratio - 1) <= AGREEMENT:
         return ""
-    told = _("the model's shape gives {shape:.1f} TFLOPS, the log's own MFU {log:.1f}").format(
-        shape=by_shape / 1e12, log=by_log / 1e12
-    )
+    told = _("the model's shape gives {shape:.1f} TFLOPS, the log's own MFU {log:.1f}: {guess}")
+    guess = _("is the config that of this run?")
     if log.format == NANOGPT and ratio > 1.8 and abs(ratio - round(ratio)) < 0.1 * ratio:
-        return told + _(": nanoGPT's is that of one of {n} cards?").format(n=round(ratio))
-    return told + _(": is the config that of this run?")
+        guess = _("nanoGPT's is that of one of {n} cards?").format(n=round(ratio))
+    return told.format(shape=by_shape / 1e12, log=by_log / 1e12, guess=guess)
 
 
 def percent(share: float) -> str:
