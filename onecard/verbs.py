@@ -164,8 +164,8 @@ def eta(
     as_json
         Print JSON.
     """
-    from onecard.report.eta import Known
     from onecard.report.eta_command import eta_command
+    from onecard.report.known import Known
 
     known = Known(
         max_iters=max_iters,

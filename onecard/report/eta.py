@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.language import _
+from onecard.report.known import Known, flops_per_token_of, peak_of, setting_of, tokens_per_step_of
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, Step
 from onecard.report.mfu import disagreement, explain, flops_by_log
-from onecard.shapes import GPT2Shape
 
 # nanoGPT waits as long before it believes its own MFU.
 WARM_UP_STEPS = 5
@@ -50,19 +47,6 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the reader of the log adds to it; None is "see the log"."""
-
-    max_iters: int | None = None
-    tokens: int | None = None
-    batch_size: int | None = None
-    block_size: int | None = None
-    gradient_accumulation_steps: int | None = None
-    config: RunConfig | None = None
-    card: Card | None = None
-
-
-@dataclass(frozen=True)
 class Eta:
     log: Log
     step_ms: Range
@@ -75,7 +59,7 @@ class Eta:
     mfu: float | None
     log_mfu: float | None
     mfu_explanation: str
-    last_step: int  # the number of the last step there will be, counted like the log's
+    last_step: int  # how long the run is: the total of a nanochat log, max_iters of the others
     steps_left: int
     evaluations_left: int
     evaluation_s: Range
@@ -93,8 +77,8 @@ def estimate(log: Log, known: Known) -> Eta:
     notes: list[str] = []
     steady = steady_steps(log, known)
     step_ms = step_range([step.ms for step in steady])
-    tokens_per_step = _tokens_per_step(log, known, steady, notes)
-    flops_per_token = _flops_per_token(log, known, notes)
+    tokens_per_step = tokens_per_step_of(log, known, steady, notes)
+    flops_per_token = flops_per_token_of(log, known, notes)
     shown = [step.mfu for step in steady if step.mfu is not None and step.mfu > 0]
     by_log = flops_by_log(log, known.card, step_ms.mid)
     tokens_per_s = tokens_per_step / step_ms.mid * 1000 if tokens_per_step else None
@@ -115,7 +99,7 @@ def estimate(log: Log, known: Known) -> Eta:
     last_step, steps_left = _horizon(log, known, tokens_per_step)
     count, evaluation = _evaluations(log, known, step_ms, tokens_per_s, last_step, notes)
     log_mfu = next((step.mfu for step in reversed(log.steps) if step.mfu is not None), None)
-    peak = _peak(log, known)
+    peak = peak_of(log, known)
     mfu = flops_per_s / (peak * log.cards) if flops_per_s and peak else None
     if mfu is None and log.format == ONECARD and shown:
         mfu = statistics.median(shown)
@@ -159,6 +143,13 @@ def steady_steps(log: Log, known: Known) -> list[Step]:
         settled = [step for step in plain if step.number > first]
     if settled:
         return settled
+    if len(log.steps) > 1:
+        raise UserError(
+            _("every line of this log has an evaluation in its time"),
+            _("nanoGPT shows a step together with the evaluation before it, and here it shows no others"),
+            _("log more often than you evaluate: --log_interval=1"),
+            exit_code=1,
+        )
     why = _(
         "its {seconds:.1f} s say nothing about the others: compilation, tuning, CUDA's start and the first "
         "data are in it, and with nanoGPT a whole evaluation"
@@ -174,7 +165,7 @@ def steady_steps(log: Log, known: Known) -> list[Step]:
 def _inflated(step: Step, log: Log, known: Known) -> bool:
     if log.format != NANOGPT:
         return False  # the others keep evaluations out of their times
-    interval = _setting(log, known, "eval_interval")
+    interval = setting_of(log, known, "eval_interval")
     return step.after_evaluation or bool(interval and step.number % interval == 0)
 
 
@@ -182,124 +173,25 @@ def step_range(ms: list[float]) -> Range:
     """The median, and what the average of the coming steps may be.
 
     Two standard errors of the median, by the median absolute deviation, but not less than the floor. The
-    last third's median and the mean (with hiccups, which the median leaves out) lie inside as well.
+    last third's median and the mean lie inside as well: the mean has the hiccups that the median leaves
+    out, each as three steps at most, for a machine that slept will not sleep at every thirtieth step.
     """
     median = statistics.median(ms)
     deviation = statistics.median(abs(value - median) for value in ms)
     error = 2 * MEDIAN_TO_MEAN * SIGMA_PER_MAD * deviation / math.sqrt(len(ms))
     floor = next(share for lines, share in FLOORS if len(ms) < lines)
     half = max(error, floor * median)
-    bounds = [max(median - half, 0.0), median + half, statistics.fmean(ms)]
+    bounds = [
+        max(median - half, 0.0),
+        median + half,
+        statistics.fmean(min(value, 3 * median) for value in ms),
+    ]
     if len(ms) >= 9:
         bounds.append(statistics.median(ms[-(len(ms) // 3) :]))
     return Range(median, min(bounds), max(bounds))
 
 
-# --- what the log and its reader know together --------------------------------------------------
-
-
-def _setting(log: Log, known: Known, name: str) -> int | None:
-    """A whole number from the log's head, else from the config; None where neither tells."""
-    value = log.settings.get(name)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**15:
-        return value
-    return getattr(known.config, name) if known.config is not None else None
-
-
-def _tokens_per_step(log: Log, known: Known, steady: list[Step], notes: list[str]) -> int | None:
-    names = ("batch_size", "block_size", "gradient_accumulation_steps")
-    given = [getattr(known, name) for name in names]
-    if any(value is not None for value in given):
-        filled = [
-            value if value is not None else _setting(log, known, name)
-            for name, value in zip(names, given, strict=True)
-        ]
-        missing = [
-            f"--{name.replace('_', '-')}" for name, value in zip(names, filled, strict=True) if not value
-        ]
-        if missing:
-            raise UserError(
-                _("the tokens of an iteration need all three of its factors"),
-                "batch_size × gradient_accumulation_steps × block_size",
-                _("add {options}").format(options=", ".join(missing)),
-            )
-        return math.prod(value for value in filled if value)
-    speeds = [step.tokens_per_s * step.ms / 1000 for step in steady if step.tokens_per_s]
-    # onecard's figure is a moving one beside a step's own time: near, not exact.
-    by_speed = statistics.median(speeds) if speeds and log.format in (NANOCHAT, NANOCHAT_2025) else None
-    printed = log.tokens_per_step
-    if printed and by_speed and printed > 1.5 * by_speed:
-        notes.append(
-            _(
-                "the log's tok/sec is too small by {factor:.0f}, its accumulation steps: nanochat counted "
-                "one micro-batch until 2025-10-26"
-            ).format(factor=printed / by_speed)
-        )
-    if printed:
-        return printed
-    if known.config is not None:
-        return known.config.tokens_per_step
-    if all(name in log.settings for name in names):
-        factors = [_setting(log, known, name) for name in names]
-        return math.prod(f for f in factors if f) if all(factors) else None
-    if by_speed is None:
-        return None
-    if log.format == NANOCHAT_2025:
-        notes.append(
-            _(
-                "tok/sec is taken as printed; before 2025-10-26 nanochat's was too small by the accumulation "
-                "steps: --batch-size, --block-size and --gradient-accumulation-steps settle it"
-            )
-        )
-    return max(1, round(by_speed / 1024) * 1024 if by_speed > 32_768 else round(by_speed))
-
-
-def _flops_per_token(log: Log, known: Known, notes: list[str]) -> float | None:
-    if printed := log.facts.get("flops_per_token"):
-        return float(printed)
-    printed_count = log.facts.get("parameters")
-    if known.config is not None:
-        vocab = known.config.vocab_size or log.facts.get("vocab_size") or 50_304
-        shape = known.config.shape(vocab)
-        count = shape.parameters - (shape.block_size * shape.n_embd if shape.arch == "gpt2" else 0)
-        if not printed_count or abs(count / printed_count - 1) <= 0.02:
-            return float(shape.flops_per_token)
-        notes.append(
-            _(
-                "the config's model has {config:.2f}M parameters, the log's {log:.2f}M: it is another run's, "
-                "and its shape is not used"
-            ).format(config=count / 1e6, log=printed_count / 1e6)
-        )
-    shape = _printed_shape(log)
-    if shape is None:
-        return None
-    count = shape.parameters - shape.block_size * shape.n_embd
-    if printed_count and abs(count / printed_count - 1) > 0.02:
-        return None  # the log does not print all of it: its own MFU has to do
-    return float(shape.flops_per_token)
-
-
-def _printed_shape(log: Log) -> GPT2Shape | None:
-    """nanoGPT's model, where its head is in the log: what is not printed there is at its default."""
-    if log.format != NANOGPT or not ("parameters" in log.facts or "n_embd" in log.settings):
-        return None
-    usual: Mapping[str, Any] = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024}
-    sizes = {name: _setting(log, Known(), name) or default for name, default in usual.items()}
-    vocab = _setting(log, Known(), "vocab_size") or log.facts.get("vocab_size") or 50_304
-    bias = log.settings.get("bias", False) is True
-    if any(size > 2**24 for size in (*sizes.values(), vocab)):
-        return None
-    return GPT2Shape(
-        sizes["n_layer"], sizes["n_head"], sizes["n_embd"], vocab, sizes["block_size"], bias
-    )  # fmt: skip
-
-
-def _peak(log: Log, known: Known) -> float | None:
-    if known.card is None:
-        return None
-    dtype = log.facts.get("dtype") or log.settings.get("dtype") or getattr(known.config, "dtype", None)
-    tflops = known.card.peak_tflops(dtype if dtype in ("float16", "float32") else "bfloat16")
-    return tflops * 1e12 if tflops else None
+# --- how far it is ------------------------------------------------------------------------------
 
 
 def _how_to_get_mfu(known: Known, flops_per_s: float | None) -> str:
@@ -322,7 +214,7 @@ def _horizon(log: Log, known: Known, tokens_per_step: int | None) -> tuple[int, 
             )
         last = -(-known.tokens // tokens_per_step)
     if last is None:
-        last = log.facts.get("last_step") or _setting(log, known, "max_iters")
+        last = log.facts.get("last_step") or setting_of(log, known, "max_iters")
     if last is None:
         raise UserError(
             _("this log does not say how long the run is"),
@@ -345,7 +237,7 @@ def _evaluations(
     nothing = Range(0.0, 0.0, 0.0)
     if log.format == HUGGINGFACE:
         return 0, nothing
-    interval = _setting(log, known, "eval_interval") or _seen_interval(log)
+    interval = setting_of(log, known, "eval_interval") or _seen_interval(log)
     taken = _evaluation_seconds(log, known, step_ms, tokens_per_s)
     if interval is None and log.format in EVALUATION_TOKENS:
         interval = EVALUATION_EVERY
@@ -385,8 +277,8 @@ def _evaluation_seconds(log: Log, known: Known, step_ms: Range, tokens_per_s: fl
     if log.format in EVALUATION_TOKENS:
         computed = EVALUATION_TOKENS[log.format] / tokens_per_s / 3 if tokens_per_s else None
     else:
-        blocks = _setting(log, known, "eval_iters")
-        micros = _setting(log, known, "gradient_accumulation_steps")
+        blocks = setting_of(log, known, "eval_iters")
+        micros = setting_of(log, known, "gradient_accumulation_steps")
         if blocks and micros:
             computed = 2 * blocks / micros * step_ms.mid / 3000
     if computed is None:

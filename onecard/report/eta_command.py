@@ -16,7 +16,8 @@ from onecard.hardware.cards import Card, find_card, match_card
 from onecard.hardware.machine import local_gpus
 from onecard.knobs import knobs, load_config
 from onecard.language import _, ngettext
-from onecard.report.eta import Eta, Known, Range, estimate
+from onecard.report.eta import Eta, Range, estimate
+from onecard.report.known import Known
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, decode, read_log
 from onecard.report.mfu import percent
 from onecard.run.directory import RunDirectory
@@ -105,6 +106,8 @@ def _card_of(log: Log) -> Card | None:
     """The card the log names, else this machine's."""
     if "gpu" in log.facts:
         return match_card(str(log.facts["gpu"]))
+    if log.format == ONECARD and all(step.mfu is None for step in log.steps):
+        return None  # it ran on a CPU, or on a card nobody knows
     return next((gpu.card for gpu in local_gpus()), None)
 
 

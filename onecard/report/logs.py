@@ -145,12 +145,12 @@ _FACTS: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = tuple(
         ("tokens_per_step", r"Total batch size (\d[\d,]{0,20}) =>", _whole),
         ("parameters", r"number of parameters: (\d[\d.]{0,12})M", lambda t: _whole(t + "e6")),
         ("parameters_in_all", r"Number of parameters: (\d[\d,]{0,20})", _whole),
-        ("flops_per_token", r"Estimated FLOPs per token: (\d[\d.]{0,12}e[+-]?\d{1,3})", float),
+        ("flops_per_token", r"Estimated FLOPs per token: (\d(?:\.\d{1,12})?e\+?\d{1,2})\b", float),
         ("last_step", r"number of iterations[\w :]{0,40}: (\d[\d,]{0,20})", _whole),
         ("tokens_of_one_card", r"Tokens / micro-batch / rank: \d+ x \d+ = (\d[\d,]{0,20})", _whole),
         ("tokens_of_all_cards", r"Tokens / micro-batch: (\d[\d,]{0,20})", _whole),
         ("gpu", r"\bGPU: (.{2,80}?) \| Peak FLOPS", str.strip),
-        ("peak_flops", r"Peak FLOPS \(BF16\): (\d\.\d+e\+\d+|inf)", float),
+        ("peak_flops", r"Peak FLOPS \(BF16\): (\d\.\d{1,12}e\+\d{1,2}|inf)\b", float),
         ("dtype", r"COMPUTE_DTYPE: (?:torch\.)?(bfloat16|float16|float32)", str),
         ("dtype", r"training tokens in .{1,200}; \w+(?::\d+)?, (bfloat16|float16|float32)", str),
         ("vocab_size", r"found vocab_size = (\d{1,9})", int),
@@ -274,7 +274,7 @@ def _begins(lines: list[str], index: int) -> bool:
 
 def _step_of(found: re.Match[str]) -> Step | None:
     ms, percent, loss = _number(found["ms"]), _number(found["mfu"]), _number(found["loss"])
-    if ms is None or not 0 < ms < 1e12:
+    if ms is None or not 1e-3 <= ms < 1e12:
         return None
     mfu = percent / 100 if percent is not None and math.isfinite(percent) else None
     speed = _number(found["speed"])
