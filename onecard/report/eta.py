@@ -246,8 +246,16 @@ def _evaluations(
         else:
             taken = Range(0.0, 0.0, taken.high)
             notes.append(_("no evaluation is in the log: nanochat's usual ones are in the upper bound alone"))
+    elif interval is None and log.evaluations:
+        interval, taken = _shortest_interval(log), Range(0.0, 0.0, taken.high)
+        notes.append(
+            _(
+                "evaluations are in the upper bound alone: with one in the log it does not say how often "
+                "they come (--config FILE does)"
+            )
+        )
     if interval is None:
-        notes.append(_("evaluations are not counted: fewer than two are in the log (--config FILE tells)"))
+        notes.append(_("evaluations are not counted: none is in the log (--config FILE tells of them)"))
         return 0, nothing
     seen = log.steps[-1].number
     count = max(0, last_step // interval - seen // interval)
@@ -260,6 +268,14 @@ def _seen_interval(log: Log) -> int | None:
     numbers = sorted(set(log.evaluations))
     between = [b - a for a, b in pairwise(numbers)]
     return statistics.mode(between) if between else None
+
+
+def _shortest_interval(log: Log) -> int:
+    """The least that one evaluation among these steps allows: its number is a multiple of it."""
+    number = log.evaluations[-1]
+    alone = max(log.steps[-1].number - number, number - log.steps[0].number, 0) + 1
+    # Searched among the first divisors alone, for numbers may be anything; any larger one is as good.
+    return next((number // n for n in range(min(number // alone, 10_000), 0, -1) if number % n == 0), alone)
 
 
 def _evaluation_seconds(log: Log, known: Known, step_ms: Range, tokens_per_s: float | None) -> Range:
