@@ -162,7 +162,9 @@ def to_text(found: Eta, now: datetime) -> str:
         head += _(" (the last of {n} starts)").format(n=log.starts)
     rows = [(_("step"), _step_text(found))]
     speeds = [_("{n:,} tokens/s").format(n=_rounded(found.tokens_per_s))] if found.tokens_per_s else []
-    speeds += [f"{found.flops_per_s / 1e12:.1f} TFLOPS"] if found.flops_per_s else []
+    if found.flops_per_s:
+        small = found.flops_per_s < 1e12
+        speeds.append(f"{found.flops_per_s / (1e9 if small else 1e12):.1f} {'GFLOPS' if small else 'TFLOPS'}")
     if speeds:
         rows.append((_("speed"), ", ".join(speeds)))
     if found.mfu is not None:
@@ -172,8 +174,9 @@ def to_text(found: Eta, now: datetime) -> str:
         rows.append((_("loss"), f"{found.loss:.4f}"))
     wide = max(len(name) for name, _text in rows)
     lines = [head, *(f"  {name:<{wide}}  {text}" for name, text in rows)]
-    shown = "" if found.log_mfu is None else f" ({percent(found.log_mfu)})"
-    lines += _paragraph(_("the log's MFU{shown}: {why}").format(shown=shown, why=found.mfu_explanation))
+    if found.log_mfu is not None:
+        told = _("the log's MFU ({percent}): {why}")
+        lines += _paragraph(told.format(percent=percent(found.log_mfu), why=found.mfu_explanation))
     lines += [line for note in found.notes for line in _paragraph(_("note: {text}").format(text=note))]
     return "\n".join(lines)
 

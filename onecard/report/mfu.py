@@ -22,6 +22,8 @@ NANOCHAT_TABLE = {
 }  # fmt: skip
 # nanoGPT's average and ours differ by a percent or two in good health.
 AGREEMENT = 0.05
+# Printed to 0.01%: anything smaller is too coarse to compare with.
+COMPARABLE = 0.005
 
 
 def divisor(log: Log, card: Card | None) -> float | None:
@@ -123,7 +125,8 @@ def _minus_hundred() -> str:
 def disagreement(by_shape: float, by_log: float, log: Log) -> str:
     """What to say where the FLOPs per second from the model's shape and from the log's MFU differ."""
     ratio = by_shape / by_log
-    if abs(ratio - 1) <= AGREEMENT:
+    coarse = max((step.mfu or 0.0) for step in log.steps) < COMPARABLE
+    if coarse or abs(ratio - 1) <= AGREEMENT:
         return ""
     told = _("the model's shape gives {shape:.1f} TFLOPS, the log's own MFU {log:.1f}: {guess}")
     guess = _("is the config that of this run?")

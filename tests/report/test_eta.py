@@ -319,6 +319,13 @@ def test_a_shape_and_a_log_that_disagree_are_noticed() -> None:
     assert any("one of 4 cards" in note for note in four.notes)
 
 
+def test_an_mfu_of_a_hundredth_of_a_percent_is_too_coarse_to_compare() -> None:
+    """A small model on a CPU: 0.014% is printed as 0.01%."""
+    found = eta_of(nanogpt_log(4384 * 800, range(100), jitter=0))
+    assert found.log_mfu == pytest.approx(0.0001)
+    assert not any("the log's own MFU" in note for note in found.notes)
+
+
 def test_the_config_of_another_run_is_noticed() -> None:
     config = load_config(RunConfig, [str(ROOT / "config" / "train_gpt2.py")])
     found = eta_of(nanogpt_log(4384, range(100)), config=config)
