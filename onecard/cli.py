@@ -26,6 +26,7 @@ onecard: pretrain language models on the one graphics card you own
   onecard train CONFIG.py       train; nanoGPT's configs and --name=value flags as they are
   onecard sample --out_dir=DIR  draw text from a run
   onecard export DIR TARGET     a run's model for Hugging Face or nanoGPT
+  onecard eta LOG|-             a running log's true speed and MFU, and when it will be done
   onecard gpus [CARD]           this machine's card, and the figures of the known ones
   onecard bench [CONFIG.py]     measure this machine's card, in about 20 s
 

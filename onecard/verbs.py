@@ -156,6 +156,59 @@ def bench(
 
 
 @app.command
+def eta(
+    log: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
+    *,
+    gpu: str | None = None,
+    max_iters: int | None = None,
+    tokens: str | None = None,
+    batch_size: int | None = None,
+    block_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+    config: str | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> int:
+    """When a run will be done, from the first lines of its log; its true speed and MFU.
+
+    The step is the median of the lines without warm-up and evaluations; evaluations to come are added again.
+    The range is two standard errors of that median (from the median absolute deviation), at least 2%
+    (5% below 20 lines, 10% below 5), and holds the latest pace and the mean.
+
+    Parameters
+    ----------
+    log
+        A log of nanoGPT, nanochat, onecard or the Hugging Face Trainer, a run's folder, or - to paste one.
+    gpu
+        The card, e.g. "RTX 4070". Default: the one the log names, or this machine's.
+    max_iters
+        How long the run is, where the log does not say.
+    tokens
+        The same in tokens, e.g. 3.2B.
+    batch_size
+        Sequences per micro-batch, where the log does not tell the tokens of an iteration.
+    block_size
+        Tokens per sequence.
+    gradient_accumulation_steps
+        Micro-batches per iteration.
+    config
+        The run's config file: tells all of these, and the model's shape.
+    as_json
+        Print JSON.
+    """
+    from onecard.report.eta_command import eta_command
+    from onecard.report.known import Known
+
+    known = Known(
+        max_iters=max_iters,
+        batch_size=batch_size,
+        block_size=block_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+    )
+    return eta_command(log, known, tokens=tokens, config_file=config, gpu=gpu, as_json=as_json)
+
+
+@app.command
 def export(
     out_dir: str,
     folder: str,

@@ -1,7 +1,8 @@
 """What a card does per second when it trains: from its figures, or from what `onecard bench` measured on it.
 
 The efficiencies are fitted (benchmarks/results, docs/speed.md) to training runs of onecard and nanoGPT on an
-H200 with torch 2.11 and to two public logs of an RTX 4070. A card of another family is an estimate, and says so.
+H200 with torch 2.11 and to two public logs of an RTX 4070. A card of another family is an estimate, and
+says so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from onecard.hardware.measured import Measured
 
 # Of the dense nominal rate, what long matmuls of training reach, by compute capability. An H200 under
 # training is held back by its power; GeForce figures are computed from a boost clock that real cards exceed.
-_SUSTAINED = {(8, 0): 0.73, (8, 6): 1.0, (8, 9): 1.12, (9, 0): 0.655, (10, 0): 0.62, (12, 0): 1.0}
+_SUSTAINED = {(8, 0): 0.73, (8, 6): 0.95, (8, 9): 1.0, (9, 0): 0.655, (10, 0): 0.62, (12, 0): 0.95}
 _CALIBRATED = {"H200 SXM", "RTX 4070"}
 _PROFESSIONAL = 0.62  # L40S, RTX 6000 Ada, A6000, L4: datasheet rates their power does not carry
 _COPY = 0.90  # of nominal bandwidth (H200: 4.3 of 4.8 TB/s)

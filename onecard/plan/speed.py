@@ -21,7 +21,7 @@ from onecard.plan.tensors import parameters_of
 from onecard.shapes import Nanochat2026Shape, Shape
 
 # Bytes that a layer's forward and backward pass move per token and channel, matmuls left out, in bf16.
-_REST = {"gpt2": 141.0, "nanochat-2025": 155.0, "nanochat-2026": 280.0}
+_REST = {"gpt2": 141.0, "nanochat-2025": 155.0, "nanochat-2026": 207.0}
 _REST_AGAIN = {"none": 1.0, "mlp": 1.08, "block": 1.30}
 _UNCOMPILED = 2.8  # times as many: nothing is fused
 _LOGITS = 8.0  # bytes moved per logit besides the matmuls'
@@ -81,14 +81,17 @@ def step_time(
 ) -> StepTime:
     """One step of `sequences` sequences in micro-batches of the setting's size, the last one smaller."""
     whole, rest = divmod(sequences, setting.micro_batch)
-    parts = [0.0] * 6
+    parts = [0.0] * 5
     micro = _micro_batch(shape, setting, dtype, rates, setting.micro_batch)
-    for count, sized in ((whole, micro), (1, _micro_batch(shape, setting, dtype, rates, rest) if rest else None)):
+    for count, sized in (
+        (whole, micro),
+        (1, _micro_batch(shape, setting, dtype, rates, rest) if rest else None),
+    ):
         if sized is not None:
             parts = [a + count * b for a, b in zip(parts, sized, strict=True)]
     update = _update(shape, setting, dtype, rates, by_muon)
     return StepTime(
-        *parts[:5], update, micro=sum(micro), tokens=sequences * shape.block_size,
+        *parts, update, micro=sum(micro), tokens=sequences * shape.block_size,
         flops_per_token=shape.flops_per_token, peak=rates.peak,
     )  # fmt: skip
 
@@ -108,8 +111,34 @@ def _weight_gradient(rates: Rates, rows: int, columns: int, tokens: int, size: i
 
 def _micro_batch(
     shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int
-) -> tuple[float, float, float, float, float, float]:
-    """Matmuls, attention, the rest, loss, waiting, and nothing for the update."""
+) -> tuple[float, float, float, float, float]:
+    """Matmuls, attention, the rest, loss, waiting."""
+    parts = micro_batch_parts(
+        shape,
+        setting,
+        dtype,
+        rates,
+        sequences,
+        rest_bytes=_rest_bytes(shape, setting, dtype),
+        logit_bytes=_LOGITS,
+    )
+    on_card = sum(parts)
+    waiting = max(0.0, _host(shape, setting, rates) - on_card, _bus(shape, setting, rates) - 0.75 * on_card)
+    return *parts, waiting
+
+
+def _rest_bytes(shape: Shape, setting: Setting, dtype: str) -> float:
+    moved = _REST[shape.arch] * _REST_AGAIN[setting.recompute] * (SIZES[dtype] / 2)
+    moved *= 1.0 if setting.compile else _UNCOMPILED
+    # In fp16 the residual stream is fp32.
+    return moved * (1.15 if dtype == "float16" else 1.0)
+
+
+def micro_batch_parts(
+    shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int, *, rest_bytes: float,
+    logit_bytes: float,
+) -> tuple[float, float, float, float]:  # fmt: skip
+    """Seconds of matmuls, attention, the rest and the loss on the card."""
     size, width, tokens = SIZES[dtype], shape.n_embd, sequences * shape.block_size
     # bf16 totals: the product in fp32 is written, read, and rounded into them.
     low = setting.master_weights == "bf16" and setting.offload != "gradients"
@@ -123,20 +152,13 @@ def _micro_batch(
     passes = 1 + 2.5 + (1 if setting.recompute == "block" else 0)
     attention = sum(4 * width * tokens * _pairs(shape, window) for window in _windows(shape))
     attention *= passes / rates.attention
-    moved = _REST[shape.arch] * _REST_AGAIN[setting.recompute] * (size / 2)
-    moved *= 1.0 if setting.compile else _UNCOMPILED
-    if dtype == "float16":
-        moved *= 1.15  # the residual stream is fp32
     elements = tokens * width * shape.n_layer
-    rest = (moved * elements + _EMBEDDING * tokens * width) / rates.bandwidth
+    rest = (rest_bytes * elements + _EMBEDDING * tokens * width) / rates.bandwidth
     head = (shape.vocab_size, width)
     loss = _matmul(rates, tokens, *head, size) + _matmul(rates, tokens, width, shape.vocab_size, size)
     loss += _weight_gradient(rates, *head, tokens, size, 8.0)
-    loss += _LOGITS * (size / 2) * tokens * shape.vocab_size / rates.bandwidth
-    matmuls = per_layer * shape.n_layer
-    on_card = matmuls + attention + rest + loss
-    waiting = max(0.0, _host(shape, setting, rates) - on_card, _bus(shape, setting, rates) - 0.75 * on_card)
-    return matmuls, attention, rest, loss, waiting, 0.0
+    loss += logit_bytes * (size / 2) * tokens * shape.vocab_size / rates.bandwidth
+    return per_layer * shape.n_layer, attention, rest, loss
 
 
 def _windows(shape: Shape) -> tuple[int, ...]:

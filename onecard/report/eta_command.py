@@ -1,0 +1,232 @@
+"""`onecard eta`: a log in, an answer for people or programs out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from onecard.config import RunConfig
+from onecard.errors import UserError
+from onecard.hardware.cards import Card, find_card, match_card
+from onecard.hardware.machine import local_gpus
+from onecard.knobs import knobs, load_config
+from onecard.language import _, ngettext
+from onecard.report.eta import Eta, Range, estimate
+from onecard.report.known import Known
+from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, decode, read_log
+from onecard.report.mfu import percent
+from onecard.run.directory import RunDirectory
+from onecard.sample_config import SampleConfig
+from onecard.train.pace import duration
+
+WIDTH = 100
+PROGRAMS = {
+    NANOGPT: "nanoGPT", NANOCHAT: "nanochat", NANOCHAT_2025: "nanochat (2025)", ONECARD: "onecard",
+    HUGGINGFACE: "Hugging Face Trainer",
+}  # fmt: skip
+
+
+def eta_command(
+    source: str, known: Known, *, tokens: str | None, config_file: str | None, gpu: str | None, as_json: bool
+) -> int:
+    card = find_card(gpu) if gpu is not None else None
+    known = _with_options(known, tokens, config_file)
+    log = read_log(decode(_content(source)))
+    if log is None:
+        raise UserError(
+            _("no training lines were found in {source}").format(source=_name(source)),
+            _("known are those of nanoGPT, nanochat, onecard and the Hugging Face Trainer"),
+            _("such a line is: {line}").format(line="iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%"),
+            exit_code=1,
+        )
+    if known.config is None and (config := _config_beside(source)) is not None:
+        # Beside its config lies onecard's own log.txt, whose lines alone could be nanoGPT's.
+        known, log = replace(known, config=config), replace(log, format=ONECARD)
+    found = estimate(log, replace(known, card=card or _card_of(log)))
+    now = datetime.now().astimezone()
+    sys.stdout.write((json.dumps(to_json(found, now), indent=1) if as_json else to_text(found, now)) + "\n")
+    return 0
+
+
+def _content(source: str) -> bytes:
+    if source == "-":
+        if sys.stdin.isatty():
+            print(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"), file=sys.stderr)
+        return sys.stdin.buffer.read()
+    path = Path(source)
+    if path.is_dir() and (path / "log.txt").is_file():
+        path = path / "log.txt"
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(
+            _("there is no log {path}").format(path=source), hint=_("`onecard eta -` reads what you paste")
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            _("{path} cannot be read").format(path=source), str(getattr(error, "strerror", None) or error)
+        ) from None
+
+
+def _name(source: str) -> str:
+    return _("what was pasted") if source == "-" else source
+
+
+def _with_options(known: Known, tokens: str | None, config_file: str | None) -> Known:
+    """The options in their types and ranges, which are those of the knobs of the same names."""
+    if tokens is not None and known.max_iters is not None:
+        raise UserError(_("--tokens and --max-iters both say when the run ends"), hint=_("keep one of them"))
+    names = ("max_iters", "batch_size", "block_size", "gradient_accumulation_steps")
+    words = [f"--{name}={value}" for name in names if (value := getattr(known, name)) is not None]
+    checked = load_config(RunConfig, [*words, *([f"--tokens={tokens}"] if tokens is not None else [])])
+    if config_file is not None:
+        others = frozenset(field.name for field in knobs(SampleConfig))
+        known = replace(known, config=load_config(RunConfig, [config_file], also_known=others))
+    return replace(known, tokens=checked.tokens)
+
+
+def _config_beside(source: str) -> RunConfig | None:
+    """The config of the run whose log.txt this is."""
+    path = Path(source)
+    if source == "-" or not (path.is_dir() or path.name == "log.txt"):
+        return None
+    folder = path if path.is_dir() else path.parent
+    try:
+        return RunDirectory(folder).read_config()
+    except UserError:
+        return None
+
+
+def _card_of(log: Log) -> Card | None:
+    """The card the log names, else this machine's."""
+    if "gpu" in log.facts:
+        return match_card(str(log.facts["gpu"]))
+    if log.format == ONECARD and all(step.mfu is None for step in log.steps):
+        return None  # it ran on a CPU, or on a card nobody knows
+    return next((gpu.card for gpu in local_gpus()), None)
+
+
+# --- for programs -------------------------------------------------------------------------------
+
+
+def to_json(found: Eta, now: datetime) -> dict[str, Any]:
+    """Shares are fractions: 0.62 is 62%."""
+    step, left = found.step_ms, found.remaining_s
+    return {
+        "format": found.log.format,
+        "steps_seen": len(found.log.steps),
+        "steps_used": found.steps_used,
+        "last_seen": found.log.steps[-1].number,
+        "max_iters": found.last_step,
+        "steps_left": found.steps_left,
+        "step_ms": {"median": step.mid, "low": step.low, "high": step.high},
+        "tokens_per_step": found.tokens_per_step,
+        "tokens_per_s": found.tokens_per_s,
+        "tflops": found.flops_per_s / 1e12 if found.flops_per_s else None,
+        "card": found.card.name if found.card else None,
+        "peak_tflops": found.peak_flops / 1e12 if found.peak_flops else None,
+        "mfu": found.mfu,
+        "log_mfu": found.log_mfu,
+        "mfu_explanation": found.mfu_explanation,
+        "evaluations_left": found.evaluations_left,
+        "evaluation_s": vars(found.evaluation_s),
+        "remaining_s": {"mid": left.mid, "low": left.low, "high": left.high},
+        "finish": _later(now, left.mid).isoformat(timespec="seconds") if found.steps_left else None,
+        "loss": found.loss,
+        "notes": list(found.notes),
+    }
+
+
+def _later(now: datetime, seconds: float) -> datetime:
+    try:
+        return now + timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=now.tzinfo)
+
+
+# --- for people ---------------------------------------------------------------------------------
+
+
+def to_text(found: Eta, now: datetime) -> str:
+    log = found.log
+    head = _("{program} log: {lines:,} lines, steps {first:,} to {last:,} of {total:,}").format(
+        program=PROGRAMS[log.format], lines=len(log.steps), first=log.steps[0].number,
+        last=log.steps[-1].number, total=found.last_step,
+    )  # fmt: skip
+    if log.starts > 1:
+        head += _(" (the last of {n} starts)").format(n=log.starts)
+    rows = [(_("step"), _step_text(found))]
+    speeds = [_("{n:,} tokens/s").format(n=_rounded(found.tokens_per_s))] if found.tokens_per_s else []
+    if found.flops_per_s:
+        small = found.flops_per_s < 1e12
+        speeds.append(f"{found.flops_per_s / (1e9 if small else 1e12):.1f} {'GFLOPS' if small else 'TFLOPS'}")
+    if speeds:
+        rows.append((_("speed"), ", ".join(speeds)))
+    if found.mfu is not None:
+        rows.append((_("true MFU"), _mfu_text(found)))
+    rows += _time_rows(found, now)
+    if found.loss is not None:
+        rows.append((_("loss"), f"{found.loss:.4f}"))
+    wide = max(len(name) for name, _text in rows)
+    lines = [head, *(f"  {name:<{wide}}  {text}" for name, text in rows)]
+    if found.log_mfu is not None:
+        told = _("the log's MFU ({percent}): {why}")
+        lines += _paragraph(told.format(percent=percent(found.log_mfu), why=found.mfu_explanation))
+    lines += [line for note in found.notes for line in _paragraph(_("note: {text}").format(text=note))]
+    return "\n".join(lines)
+
+
+def _step_text(found: Eta) -> str:
+    left_out = len(found.log.steps) - found.steps_used
+    text = f"{_seconds(found.step_ms)}: " + ngettext(
+        "median of {n:,} line", "median of {n:,} lines", found.steps_used
+    ).format(n=found.steps_used)
+    if left_out:
+        text += _(", {n:,} of warm-up and evaluations left out").format(n=left_out)
+    return text
+
+
+def _seconds(value: Range) -> str:
+    unit, factor, digits = ("s", 1e-3, 2) if value.mid >= 1000 else ("ms", 1.0, 1)
+    low, high = value.low * factor, value.high * factor
+    return f"{value.mid * factor:.{digits}f} {unit} ({low:.{digits}f} – {high:.{digits}f})"
+
+
+def _mfu_text(found: Eta) -> str:
+    assert found.mfu is not None
+    if found.card is None or found.peak_flops is None:
+        return f"{100 * found.mfu:.1f}%"
+    return _("{share:.1f}% of {peak:.1f} TFLOPS ({card})").format(
+        share=100 * found.mfu, peak=found.peak_flops / 1e12, card=found.card.name
+    )
+
+
+def _time_rows(found: Eta, now: datetime) -> list[tuple[str, str]]:
+    if not found.steps_left:
+        return [(_("left"), _("nothing: the log is at the end of the run"))]
+    left = found.remaining_s
+    text = f"{duration(left.mid)} ({duration(left.low)} – {duration(left.high)}): " + ngettext(
+        "{n:,} step", "{n:,} steps", found.steps_left
+    ).format(n=found.steps_left)
+    if found.evaluations_left and found.evaluation_s.mid:
+        text += ngettext(
+            " and {n:,} evaluation of {time}", " and {n:,} evaluations of {time}", found.evaluations_left
+        ).format(n=found.evaluations_left, time=duration(found.evaluation_s.mid))
+    finish, low, high = (_later(now, seconds) for seconds in (left.mid, left.low, left.high))
+    when = f"{finish:%Y-%m-%d %H:%M} ({low:%m-%d %H:%M} – {high:%m-%d %H:%M})"
+    return [(_("left"), text), (_("done"), when + _(", if the last line is from now"))]
+
+
+def _rounded(value: float) -> int:
+    """Four digits are more than a log is worth."""
+    digits = max(0, len(str(int(value))) - 4)
+    return round(value / 10**digits) * 10**digits
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
