@@ -39,7 +39,5 @@ def nanogpt_step_time(
     waiting = max(0.0, host - on_card)
     update = _UPDATE * shape.parameters / rates.bandwidth
     parts = [micros * part for part in (matmuls, attention, rest, loss, waiting)]
-    return StepTime(
-        *parts, update, micro=on_card + waiting, tokens=micros * micro_batch * shape.block_size,
-        flops_per_token=shape.flops_per_token, peak=rates.peak,
-    )  # fmt: skip
+    tokens = micros * micro_batch * shape.block_size
+    return StepTime.of(parts, update, on_card + waiting, tokens, shape.flops_per_token, rates.peak)

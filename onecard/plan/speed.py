@@ -12,12 +12,14 @@ Bytes per value of `the rest` and the efficiencies are fitted to measured runs (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from onecard.plan.rates import Rates
 from onecard.plan.settings import Setting
 from onecard.plan.standing import SIZES, per_element
-from onecard.plan.tensors import parameters_of
+from onecard.plan.tensors import Parameter, groups_of, parameters_of
 from onecard.shapes import Nanochat2026Shape, Shape
 
 # Bytes that a layer's forward and backward pass move per token and channel, matmuls left out, in bf16.
@@ -47,6 +49,12 @@ class StepTime:
     tokens: int
     flops_per_token: int
     peak: float | None
+
+    @classmethod
+    def of(cls, parts: Sequence[float], update: float, micro: float, *more: Any) -> StepTime:
+        """`parts` are the first five."""
+        matmuls, attention, rest, loss, waiting = parts
+        return cls(matmuls, attention, rest, loss, waiting, update, micro, *more)
 
     @property
     def seconds(self) -> float:
@@ -81,19 +89,14 @@ def step_time(
 ) -> StepTime:
     """One step of `sequences` sequences in micro-batches of the setting's size, the last one smaller."""
     whole, rest = divmod(sequences, setting.micro_batch)
-    parts = [0.0] * 5
     micro = _micro_batch(shape, setting, dtype, rates, setting.micro_batch)
-    for count, sized in (
-        (whole, micro),
-        (1, _micro_batch(shape, setting, dtype, rates, rest) if rest else None),
-    ):
-        if sized is not None:
-            parts = [a + count * b for a, b in zip(parts, sized, strict=True)]
+    parts = [whole * part for part in micro]
+    if rest:
+        last = _micro_batch(shape, setting, dtype, rates, rest)
+        parts = [a + b for a, b in zip(parts, last, strict=True)]
     update = _update(shape, setting, dtype, rates, by_muon)
-    return StepTime(
-        *parts, update, micro=sum(micro), tokens=sequences * shape.block_size,
-        flops_per_token=shape.flops_per_token, peak=rates.peak,
-    )  # fmt: skip
+    tokens = sequences * shape.block_size
+    return StepTime.of(parts, update, sum(micro), tokens, shape.flops_per_token, rates.peak)
 
 
 def _matmul(rates: Rates, m: int, n: int, k: int, size: int) -> float:
@@ -113,15 +116,8 @@ def _micro_batch(
     shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int
 ) -> tuple[float, float, float, float, float]:
     """Matmuls, attention, the rest, loss, waiting."""
-    parts = micro_batch_parts(
-        shape,
-        setting,
-        dtype,
-        rates,
-        sequences,
-        rest_bytes=_rest_bytes(shape, setting, dtype),
-        logit_bytes=_LOGITS,
-    )
+    moved = _rest_bytes(shape, setting, dtype)
+    parts = micro_batch_parts(shape, setting, dtype, rates, sequences, rest_bytes=moved, logit_bytes=_LOGITS)
     on_card = sum(parts)
     waiting = max(0.0, _host(shape, setting, rates) - on_card, _bus(shape, setting, rates) - 0.75 * on_card)
     return *parts, waiting
@@ -154,11 +150,19 @@ def micro_batch_parts(
     attention *= passes / rates.attention
     elements = tokens * width * shape.n_layer
     rest = (rest_bytes * elements + _EMBEDDING * tokens * width) / rates.bandwidth
-    head = (shape.vocab_size, width)
-    loss = _matmul(rates, tokens, *head, size) + _matmul(rates, tokens, width, shape.vocab_size, size)
-    loss += _weight_gradient(rates, *head, tokens, size, 8.0)
+    # The head's total is read and written once for every chunk of rows.
+    chunks, last = divmod(tokens, setting.loss_chunk)
+    loss = chunks * _chunk(rates, shape, setting.loss_chunk, size)
+    loss += _chunk(rates, shape, last, size) if last else 0.0
     loss += logit_bytes * (size / 2) * tokens * shape.vocab_size / rates.bandwidth
     return per_layer * shape.n_layer, attention, rest, loss
+
+
+def _chunk(rates: Rates, shape: Shape, rows: int, size: int) -> float:
+    """Logits of some rows, and from their gradient those of the rows and of the head."""
+    width, vocabulary = shape.n_embd, shape.vocab_size
+    there, back = _matmul(rates, rows, vocabulary, width, size), _matmul(rates, rows, width, vocabulary, size)
+    return there + back + _weight_gradient(rates, vocabulary, width, rows, size, 8.0)
 
 
 def _windows(shape: Shape) -> tuple[int, ...]:
@@ -189,18 +193,24 @@ def _bus(shape: Shape, setting: Setting, rates: Rates) -> float:
 def _update(shape: Shape, setting: Setting, dtype: str, rates: Rates, by_muon: bool) -> float:
     moved = to_card = to_host = flops = 0.0
     kernels = 0
-    for parameter in parameters_of(shape):
-        each = per_element(parameter.kind, setting, dtype, by_muon=by_muon)
+    for members in groups_of(shape):
+        kind, size = members[0].kind, sum(p.place for p in members)
+        each = per_element(kind, setting, dtype, by_muon=by_muon)
         # Totals are read for the norm, scaled, read and cleared; the rest is read and written.
-        moved += parameter.place * (5 * each.total + 2 * (each.master + each.states) + each.working)
+        moved += size * (5 * each.total + 2 * (each.master + each.states) + each.working)
         if each.on_host:
-            to_card += parameter.place * each.at_home
-            to_host += parameter.place * (each.master + each.states)
-        if by_muon and parameter.kind == "layers":
-            short, long = sorted(parameter.dims)[-2:]
-            parts = 3 if long == 3 * short else 1
-            long //= parts
-            flops += parts * 5 * (4 * short * short * long + 2 * short**3)
-            kernels += 30
+            to_card += size * each.at_home
+            to_host += size * (each.master + each.states)
+        if by_muon and kind == "layers":
+            flops += sum(map(_orthogonalising, members))
+            kernels += 30 * len(members)
     on_card = moved / rates.bandwidth + flops / (0.7 * rates.matmul)
     return max(on_card, to_card / rates.to_card, to_host / rates.to_host, kernels * rates.launch)
+
+
+def _orthogonalising(matrix: Parameter) -> int:
+    """FLOPs of Muon's five iterations: two products with the longer side, one of the shorter with itself."""
+    short, long = sorted(matrix.dims)
+    parts = 3 if long == 3 * short else 1  # queries, keys and values apart
+    long //= parts
+    return parts * 5 * (4 * short * short * long + 2 * short**3)

@@ -6,12 +6,13 @@ it with the other. On the card or, offloaded, in host memory with a few pieces v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from onecard.plan.lines import Line
 from onecard.plan.settings import Setting
-from onecard.plan.tensors import ALIGN, Parameter, parameters_of
+from onecard.plan.tensors import ALIGN, Parameter, groups_of, parameters_of
 from onecard.shapes import Shape
 
 # Numbers of a quantised state that share a scale.
@@ -85,12 +86,9 @@ class Standing:
 
 def standing(shape: Shape, setting: Setting, dtype: str, *, by_muon: bool, refined: bool = False) -> Standing:
     """`refined` is nanochat's Muon of 2026."""
-    groups: dict[str, list[Parameter]] = {}
-    for parameter in parameters_of(shape):
-        groups.setdefault(parameter.group, []).append(parameter)
     sums = dict.fromkeys(("masters", "working", "totals", "states", "visitors"), 0.0)
     home = dict.fromkeys(("masters", "totals", "states"), 0.0)
-    for members in groups.values():
+    for members in groups_of(shape):
         kind, size = members[0].kind, sum(p.place for p in members)
         each = per_element(kind, setting, dtype, by_muon=by_muon)
         sums["working"] += size * each.working
@@ -128,7 +126,7 @@ def _pieces(size: int) -> list[int]:
     return [min(PIECE, size - first) for first in range(0, size, PIECE)]
 
 
-def _largest_layer(members: list[Parameter]) -> int:
+def _largest_layer(members: Sequence[Parameter]) -> int:
     layers: dict[str, int] = {}
     for parameter in members:
         number = parameter.name.split(".")[2]

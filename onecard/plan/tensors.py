@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 
@@ -28,19 +29,30 @@ class Parameter:
     def count(self) -> int:
         return math.prod(self.dims)
 
-    @property
+    @cached_property
     def place(self) -> int:
         """Elements it takes in a buffer."""
         return -(-self.count // ALIGN) * ALIGN
 
 
-def parameters_of(shape: Shape) -> list[Parameter]:
+@lru_cache(maxsize=64)
+def parameters_of(shape: Shape) -> tuple[Parameter, ...]:
+    """In the model's own order."""
     if isinstance(shape, GPT2Shape):
-        return list(_gpt2(shape))
+        return tuple(_gpt2(shape))
     if isinstance(shape, NanochatShape):
-        return list(_nanochat(shape))
+        return tuple(_nanochat(shape))
     assert isinstance(shape, Nanochat2026Shape)
-    return list(_nanochat_2026(shape))
+    return tuple(_nanochat_2026(shape))
+
+
+@lru_cache(maxsize=64)
+def groups_of(shape: Shape) -> tuple[tuple[Parameter, ...], ...]:
+    """What is stored in one set of buffers."""
+    groups: dict[str, list[Parameter]] = {}
+    for parameter in parameters_of(shape):
+        groups.setdefault(parameter.group, []).append(parameter)
+    return tuple(map(tuple, groups.values()))
 
 
 def _parameter(name: str, *dims: int, group: str = "") -> Parameter:

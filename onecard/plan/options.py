@@ -1,0 +1,115 @@
+"""The words of `onecard plan` that are its own; all others belong to the config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from onecard.errors import UserError
+from onecard.language import _
+from onecard.plan.cost import CURRENCY, IDLE_WATTS, PRICE
+
+_SWITCHES = ("json", "compare", "largest", "stages", "formulas")
+_VALUES = ("gpu", "as", "idle_watts", "price", "currency", "by")
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+
+@dataclass(frozen=True)
+class Options:
+    gpu: str | None = None
+    as_: str | None = None  # "nanogpt": price nanoGPT's own trainer
+    json: bool = False
+    compare: bool = False
+    largest: bool = False
+    stages: bool = False
+    formulas: bool = False
+    idle_watts: float = IDLE_WATTS
+    price: float = PRICE
+    currency: str = CURRENCY
+    by: str | None = None  # a time budget
+
+
+def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
+    """Plan's own options, and the words for the config in their order."""
+    found: dict[str, Any] = {}
+    rest: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        name, equals, value = word[2:].partition("=") if word.startswith("--") else ("", "", "")
+        name = name.replace("-", "_")
+        if name in _SWITCHES:
+            if equals and value.lower() not in ("true", "1", "yes"):
+                raise UserError(_("--{name} takes no value").format(name=name))
+            found[name] = True
+        elif name in _VALUES:
+            if not equals:
+                if not queue:
+                    raise UserError(_("--{name} needs a value").format(name=name), hint="onecard plan --help")
+                value = queue.pop(0)
+            found["as_" if name == "as" else name] = value
+        else:
+            rest.append(word)
+    for name, most in (("idle_watts", 1e5), ("price", 1e6)):
+        if name in found:
+            found[name] = _number(name, found[name], most)
+    if found.get("as_", "nanogpt") != "nanogpt":
+        raise UserError(
+            _("--as cannot be '{value}'").format(value=found["as_"]),
+            _("the other trainer that can be priced is nanoGPT's own"),
+            "--as nanogpt",
+        )
+    return Options(**found), rest
+
+
+def _number(name: str, text: str, most: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= most:
+        raise UserError(_("--{name} is '{text}'").format(name=name, text=text), _("it is a number from 0 on"))
+    return number
+
+
+def budget_seconds(text: str, now: datetime) -> float:
+    """A length (12h, 7d, 2w, 1 month) or a moment to be done by (Sunday 20:00, 2026-12-24, 2026-12-24 18:00)."""
+    plain = text.strip().lower()
+    units = {"h": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400, "days": 86400, "w": 604800,
+             "week": 604800, "weeks": 604800, "month": 30 * 86400, "months": 30 * 86400}  # fmt: skip
+    digits = plain.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = plain[len(digits) :].strip()
+    if unit in units:
+        try:
+            number = float(digits) if digits.strip() else 1.0
+        except ValueError:
+            number = math.nan
+        if 0 < number * units[unit] < 1e10:
+            return number * units[unit]
+    moment = _moment(plain, now)
+    if moment is None:
+        raise UserError(
+            _("'{text}' is no time that can be planned for").format(text=text),
+            _("it is a length or a moment in the future"),
+            "--by 7d, --by 12h, --by 'sunday 20:00', --by 2027-01-31",
+        )
+    return (moment - now).total_seconds()
+
+
+def _moment(plain: str, now: datetime) -> datetime | None:
+    day, _space, clock = plain.partition(" ")
+    matches = [n for n, name in enumerate(_DAYS) if len(day) >= 3 and name.startswith(day)]
+    try:
+        hour, minute = (int(part) for part in (clock or "23:59").split(":"))
+        if matches:
+            date = (now + timedelta(days=(matches[0] - now.weekday()) % 7)).replace(
+                hour=hour, minute=minute, second=0, microsecond=0
+            )
+            return date if date > now else date + timedelta(days=7)
+        date = datetime.fromisoformat(day).replace(hour=hour, minute=minute)
+    except ValueError:
+        return None
+    return date if date > now else None

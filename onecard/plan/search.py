@@ -1,0 +1,207 @@
+"""Which setting: the fastest that fits, with tokens per step and what the user pinned left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from onecard.config import RunConfig
+from onecard.plan.bill import Bill, bill_of
+from onecard.plan.rates import Rates
+from onecard.plan.settings import OFFLOAD, RECOMPUTE, Setting, default_chunk
+from onecard.plan.speed import StepTime, step_time
+from onecard.shapes import Shape
+
+LOW_BIT = ("bf16", "int8")
+_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One run on one card: what every setting is judged by."""
+
+    config: RunConfig
+    shape: Shape
+    dtype: str
+    rates: Rates | None  # None: how fast is not known
+    allowed: int  # bytes the process may take of the card
+    host_allowed: int | None  # bytes of host memory there are; None: not known
+    compute_capability: tuple[int, int] | None
+
+    def answer(self, setting: Setting) -> Choice:
+        return Choice(self, setting)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting with its bill and its speed."""
+
+    question: Question
+    setting: Setting
+
+    @cached_property
+    def bill(self) -> Bill:
+        q = self.question
+        return bill_of(q.config, q.shape, self.setting, q.dtype, q.compute_capability)
+
+    @cached_property
+    def step(self) -> StepTime | None:
+        q = self.question
+        if q.rates is None:
+            return None
+        sequences, by_muon = q.config.sequences_per_step, q.config.by_muon
+        return step_time(q.shape, self.setting, q.dtype, q.rates, sequences, by_muon=by_muon)
+
+    @property
+    def fits(self) -> bool:
+        return self.short <= 0 and self.host_short <= 0
+
+    @property
+    def short(self) -> int:
+        """Bytes of the card that are missing."""
+        return self.bill.process - self.question.allowed
+
+    @property
+    def host_short(self) -> int:
+        q = self.question
+        return 0 if q.host_allowed is None else self.bill.host - q.host_allowed
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.step.tokens_per_s if self.step is not None else 0.0
+
+
+def pinned(config: RunConfig) -> dict[str, str]:
+    """Knobs of a setting that the user has set himself."""
+    names = ("recompute", "offload", "master_weights", "optim_states")
+    return {n: getattr(config, n) for n in names if config.is_set(n) and getattr(config, n) is not None}
+
+
+def micro_batches(config: RunConfig) -> list[int]:
+    """The user's own and a handful of others, none larger than a step."""
+    most = config.sequences_per_step
+    return sorted({n for n in (*_MICRO_BATCHES, config.batch_size) if n <= most})
+
+
+def settings(config: RunConfig, shape: Shape, *, low_bit: bool = False) -> Iterator[Setting]:
+    """Every way to carry out the step that the user's own values leave open."""
+    fixed = pinned(config)
+    chunk = default_chunk(shape.vocab_size)
+    chunks = [config.loss_chunk] if config.loss_chunk else [chunk, max(128, chunk // 8)]
+    masters, states = LOW_BIT if low_bit else ("fp32", "fp32")
+    for recompute in _open(fixed, "recompute", RECOMPUTE):
+        for offload in _open(fixed, "offload", OFFLOAD):
+            for micro_batch in micro_batches(config):
+                for rows in chunks:
+                    yield Setting(
+                        micro_batch, rows, recompute, offload,
+                        fixed.get("master_weights", masters), fixed.get("optim_states", states),
+                        config.compile, bool(config.cuda_graphs),
+                    )  # fmt: skip
+
+
+def _open(fixed: dict[str, str], name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    return (fixed[name],) if name in fixed else values
+
+
+def fastest(choices: Iterable[Choice]) -> Choice | None:
+    """Of those that fit; where several are as fast within a hundredth, the plainest."""
+    fitting = [choice for choice in choices if choice.fits]
+    if not fitting:
+        return None
+    best = max(choice.tokens_per_s for choice in fitting)
+    near = [choice for choice in fitting if choice.tokens_per_s >= 0.99 * best]
+    return min(near, key=_plainness)
+
+
+def _plainness(choice: Choice) -> tuple[int, int, bool, bool, int]:
+    """Nothing offloaded, nothing computed twice, the user's own batch; then what needs least."""
+    setting, config = choice.setting, choice.question.config
+    usual = default_chunk(choice.question.shape.vocab_size)
+    return (
+        OFFLOAD.index(setting.offload), RECOMPUTE.index(setting.recompute),
+        setting.micro_batch != config.batch_size, setting.loss_chunk != usual, choice.bill.process,
+    )  # fmt: skip
+
+
+def smallest(choices: Iterable[Choice]) -> Choice:
+    return min(choices, key=lambda choice: (choice.bill.process, choice.bill.host))
+
+
+def chosen(question: Question) -> tuple[Choice | None, list[Choice]]:
+    """The fastest exact setting that fits, else the fastest in low bits; and the exact ones looked at.
+
+    Low-bit training is another training: only where nothing exact fits.
+    """
+    exact = [question.answer(s) for s in settings(question.config, question.shape)]
+    found = fastest(exact)
+    if found is None and not {"master_weights", "optim_states"} & set(pinned(question.config)):
+        found = fastest(question.answer(s) for s in settings(question.config, question.shape, low_bit=True))
+    return found, exact
+
+
+def by_kind(question: Question) -> list[tuple[str, Choice]]:
+    """The best of every kind, fitting or (if none does) the one that comes nearest: the table to compare."""
+    rows: list[tuple[str, Choice]] = []
+    config = question.config
+    for low_bit in (False, True):
+        if low_bit and {"master_weights", "optim_states"} & set(pinned(config)):
+            continue
+        groups: dict[str, list[Choice]] = {}
+        for setting in settings(config, question.shape, low_bit=low_bit):
+            groups.setdefault(_kind(setting), []).append(question.answer(setting))
+        for name, choices in groups.items():
+            rows.append((name, fastest(choices) or smallest(choices)))
+    return rows
+
+
+def _kind(setting: Setting) -> str:
+    parts = ["exact" if setting.exact else "low-bit"]
+    if setting.recompute != "none":
+        parts.append(f"recompute {setting.recompute}")
+    if setting.offload != "none":
+        parts.append(f"offload {setting.offload}")
+    return ", ".join(parts)
+
+
+def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
+    """From the smallest way to run to the fastest that fits: what to turn on again, in which order.
+
+    Each stage changes one thing and is kept only if it fits and is no slower.
+    """
+    config = question.config
+    exact = target.setting.exact
+    start = dataclasses.replace(
+        smallest(question.answer(s) for s in settings(config, question.shape, low_bit=not exact)).setting,
+        compile=False if not config.is_set("compile") or not config.compile else config.compile,
+    )
+    found = [("start", question.answer(start))]
+    goal = target.setting
+    moves: list[tuple[str, dict[str, object]]] = []
+    if goal.compile and not start.compile:
+        moves.append(("compile", {"compile": True}))
+    if goal.offload != start.offload:
+        moves.append((f"offload {goal.offload}", {"offload": goal.offload}))
+    for size in [n for n in micro_batches(config) if start.micro_batch < n <= goal.micro_batch]:
+        moves.append((f"micro-batch {size}", {"micro_batch": size}))
+    if goal.recompute != start.recompute:
+        moves.append((f"recompute {goal.recompute}", {"recompute": goal.recompute}))
+    if goal.loss_chunk != start.loss_chunk:
+        moves.append((f"loss chunk {goal.loss_chunk:,}", {"loss_chunk": goal.loss_chunk}))
+    for name, change in moves:
+        choice = question.answer(dataclasses.replace(found[-1][1].setting, **change))  # type: ignore[arg-type]
+        if choice.fits:
+            found.append((name, choice))
+    return _worth_telling(found)
+
+
+def _worth_telling(found: list[tuple[str, Choice]]) -> list[tuple[str, Choice]]:
+    """Of micro-batches in a row only those that gain, and the last."""
+    kept = found[:1]
+    for at, (name, choice) in enumerate(found[1:], 1):
+        last = at == len(found) - 1 or not found[at + 1][0].startswith("micro-batch")
+        if not name.startswith("micro-batch") or last or choice.tokens_per_s > 1.1 * kept[-1][1].tokens_per_s:
+            kept.append((name, choice))
+    return kept
