@@ -76,7 +76,7 @@ def _number(name: str, text: str, most: float) -> float:
 
 
 def budget_seconds(text: str, now: datetime) -> float:
-    """A length (12h, 7d, 2w, 1 month) or a moment to be done by (Sunday 20:00, 2026-12-24, 2026-12-24 18:00)."""
+    """A length (12h, 7d, 2w, 1 month) or a moment to be done by (Sunday 20:00, 2026-12-24 18:00)."""
     plain = text.strip().lower()
     units = {"h": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400, "days": 86400, "w": 604800,
              "week": 604800, "weeks": 604800, "month": 30 * 86400, "months": 30 * 86400}  # fmt: skip

@@ -1,0 +1,188 @@
+"""All that plan has to say about one config on one card, as figures: show.py makes sentences of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from onecard import dial
+from onecard.config import RunConfig
+from onecard.errors import UserError
+from onecard.language import _
+from onecard.plan.bill import checkpoint_bytes
+from onecard.plan.cost import Cost, cost_of
+from onecard.plan.lines import GIB
+from onecard.plan.machine import Target
+from onecard.plan.options import Options
+from onecard.plan.rates import rates_of
+from onecard.plan.search import Choice, Question, by_kind, chosen, smallest, stages
+from onecard.plan.settings import setting_of
+from onecard.shapes import Nanochat2026Shape, Shape
+
+GPT2_PADDED_VOCABULARY = 50304
+CHECKPOINTS_KEPT = 3  # the newest two and the best
+
+
+@dataclass(frozen=True)
+class Answer:
+    question: Question
+    target: Target
+    options: Options
+    given: Choice  # as the config stands
+    choice: Choice | None  # the fastest that fits; None: nothing does
+    nearest: Choice  # of all exact settings the one that needs least
+    now: datetime
+
+    @property
+    def config(self) -> RunConfig:
+        return self.question.config
+
+    @property
+    def fits(self) -> bool:
+        return self.choice is not None
+
+    def cost(self, choice: Choice) -> Cost | None:
+        if choice.step is None:
+            return None
+        shape, options = self.question.shape, self.options
+        return cost_of(
+            self.config, choice.step, self.target.card, self.checkpoint(choice),
+            compiled=choice.setting.compile, kinds_of_layers=kinds_of_layers(shape),
+            idle_watts=options.idle_watts, price=options.price, currency=options.currency,
+        )  # fmt: skip
+
+    def micro_batches(self, choice: Choice) -> int:
+        """Of a step; the last one may be smaller."""
+        return -(-self.config.sequences_per_step // choice.setting.micro_batch)
+
+    def checkpoint(self, choice: Choice) -> int:
+        return checkpoint_bytes(self.question.shape, choice.setting, self.config.by_muon)
+
+    @property
+    def data_bytes(self) -> int:
+        """Tokens of one pass over the whole run, as prepare writes them."""
+        tokens = self.config.max_iters * self.config.tokens_per_step
+        return tokens * (2 if self.question.shape.vocab_size <= 2**16 else 4)
+
+    def alternatives(self) -> list[tuple[str, Choice]]:
+        """The Pareto table: of what fits, nothing that another row beats in speed and memory alike."""
+        rows = by_kind(self.question)
+        fitting = [choice for _, choice in rows if choice.fits]
+        kept = []
+        for name, choice in rows:
+            beaten = any(
+                other.tokens_per_s >= choice.tokens_per_s and other.bill.process < choice.bill.process
+                for other in fitting
+                if other is not choice and other.setting.exact >= choice.setting.exact
+            )
+            if name in ("exact", "low-bit") or not choice.fits or not beaten:
+                kept.append((name, choice))
+        # Of what does not fit, the plain one and the one that needs least tell enough.
+        misses = [row for row in kept if not row[1].fits]
+        telling = {id(row) for row in (*misses[:2], *sorted(misses, key=lambda r: r[1].short)[:2])}
+        return [row for row in kept if row[1].fits or id(row) in telling]
+
+    def stages(self) -> list[tuple[str, Choice]]:
+        return stages(self.question, self.choice) if self.choice is not None else []
+
+    def to_json(self) -> dict[str, Any]:
+        shown = self.choice or self.nearest
+        step, cost = shown.step, self.cost(shown)
+        rates = self.question.rates
+        return {
+            "fits": self.fits,
+            "model": {
+                "arch": self.question.shape.arch, "parameters": self.question.shape.parameters,
+                "flops_per_token": self.question.shape.flops_per_token,
+                "tokens_per_step": self.config.tokens_per_step, "max_iters": self.config.max_iters,
+            },
+            "gpu": {
+                "name": self.target.card.name, "capacity_gib": round(self.target.capacity / GIB, 3),
+                "allowed_gib": round(self.target.allowed / GIB, 3), "dtype": self.question.dtype,
+            },
+            "settings": shown.setting.to_json() | {"gradient_accumulation_steps": self.micro_batches(shown)},
+            "memory": shown.bill.to_json() | {"short_gib": round(max(0, shown.short) / GIB, 4)},
+            "as_given": _brief("as given", self.given, None),
+            "speed": {
+                "tokens_per_s": round(step.tokens_per_s, 1) if step else None,
+                "step_s": round(step.seconds, 4) if step else None,
+                "mfu": round(step.mfu, 4) if step and step.mfu else None,
+                "parts_s": {k: round(v, 4) for k, v in step.parts().items()} if step else None,
+                "source": rates.source if rates else None,
+                "calibrated": rates.calibrated if rates else None,
+            },
+            **(cost.to_json(self.now) if cost else {"time": None, "energy": None, "cost": None}),
+            "disk": {
+                "checkpoint_gb": round(self.checkpoint(shown) / 1e9, 3), "checkpoints_kept": CHECKPOINTS_KEPT,
+                "data_gb_one_pass": round(self.data_bytes / 1e9, 3),
+            },
+            "alternatives": [_brief(name, c, self.cost(c)) for name, c in self.alternatives()],
+            "stages": [_brief(name, c, None) for name, c in self.stages()],
+        }  # fmt: skip
+
+
+def _brief(name: str, choice: Choice, cost: Cost | None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "fits": choice.fits,
+        "settings": choice.setting.to_json(),
+        "total_gib": round(choice.bill.process / GIB, 4),
+        "host_gib": round(choice.bill.host / GIB, 3),
+        "short_gib": round(max(0, choice.short) / GIB, 4),
+        "tokens_per_s": round(choice.tokens_per_s, 1) if choice.step else None,
+        "days": round(cost.days, 3) if cost else None,
+        "kwh": round(cost.pc_kwh, 2) if cost else None,
+        "amount": round(cost.amount, 2) if cost else None,
+    }
+
+
+def kinds_of_layers(shape: Shape) -> int:
+    """Each is compiled once."""
+    if not isinstance(shape, Nanochat2026Shape):
+        return 1
+    with_values = shape.layers_with_value_embedding
+    return len({(window, layer in with_values) for layer, window in enumerate(shape.windows)})
+
+
+def vocabulary_of(config: RunConfig) -> int:
+    """The config's, the prepared data's, or the one such models usually have."""
+    if config.vocab_size:
+        return config.vocab_size
+    try:
+        meta = json.loads((Path("data") / config.dataset / "meta.json").read_text(encoding="utf-8"))
+        tokenizer = meta["tokenizer"]
+        count = int(tokenizer["n_vocab"])
+        return count if tokenizer["name"] == "char" else -(-count // 64) * 64
+    except (OSError, ValueError, KeyError, TypeError):
+        usual = dial.GENERATIONS[config.generation].vocab_size if config.arch == "nanochat" else None
+        return usual or GPT2_PADDED_VOCABULARY
+
+
+def question_of(config: RunConfig, target: Target) -> Question:
+    card = target.card
+    vocabulary = vocabulary_of(config)
+    if config.arch == "nanochat" and config.vocab_size is None:
+        # The horizon counts parameters, and with them the vocabulary.
+        config = dataclasses.replace(config.without_schedule_notes(), vocab_size=vocabulary).resolved()
+    dtype = config.dtype or ("bfloat16" if card.bf16 is not None or card.fp16acc is None else "float16")
+    rates = rates_of(card, dtype, target.measured)
+    return Question(
+        config, config.shape(vocabulary), dtype, rates, target.allowed, target.host, card.compute_capability
+    )
+
+
+def answer(config: RunConfig, target: Target, options: Options, now: datetime) -> Answer:
+    if config.max_iters < 1:
+        raise UserError(
+            _("this run has no steps to plan"),
+            _("max_iters is {n}").format(n=config.max_iters),
+            "--max_iters=6000, or a horizon in tokens: --tokens=3.1B",
+        )
+    question = question_of(config, target)
+    choice, exact = chosen(question)
+    given = question.answer(setting_of(question.config, question.shape))
+    return Answer(question, target, options, given, choice, smallest(exact), now)

@@ -1,0 +1,143 @@
+"""What a card can carry at most: the largest model, the longest block, the best model for a time budget."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from onecard.config import RunConfig
+from onecard.plan.answer import Answer
+from onecard.plan.lines import GIB
+from onecard.plan.scaling import LossRange, best_for_tokens, counted_parameters
+from onecard.plan.search import Choice, Question, fastest, settings
+
+_MOST_LAYERS = 64
+
+
+@dataclass(frozen=True)
+class Size:
+    """The largest of its kind that fits, and how fast it would be."""
+
+    kind: str  # "exact" or "low-bit"
+    choice: Choice
+
+    def to_json(self) -> dict[str, Any]:
+        shape = self.choice.question.shape
+        return {
+            "kind": self.kind,
+            "parameters": shape.parameters,
+            "n_layer": shape.n_layer,
+            "n_embd": shape.n_embd,
+            "block_size": shape.block_size,
+            "settings": self.choice.setting.to_json(),
+            "total_gib": round(self.choice.bill.process / GIB, 3),
+            "host_gib": round(self.choice.bill.host / GIB, 3),
+            "tokens_per_s": round(self.choice.tokens_per_s, 1),
+        }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    choice: Choice
+    tokens: float
+    loss: LossRange
+    not_distinguishable: bool
+
+    def to_json(self) -> dict[str, Any]:
+        shape = self.choice.question.shape
+        return {
+            "parameters": shape.parameters,
+            "n_layer": shape.n_layer,
+            "n_embd": shape.n_embd,
+            "tokens": round(self.tokens),
+            "tokens_per_s": round(self.choice.tokens_per_s, 1),
+            "loss": [round(x, 3) for x in (self.loss.low, self.loss.middle, self.loss.high)],
+            "basis": self.loss.basis,
+            "not_distinguishable": self.not_distinguishable,
+        }
+
+
+def of_depth(config: RunConfig, depth: int) -> RunConfig:
+    """The config at another depth: 64 wide per layer, as nanochat's dial has it."""
+    # Heads of 64 (GPT-2) or 128 channels; a width that both divide.
+    width = max(128, -(-64 * depth // 128) * 128)
+    heads = width // (64 if config.arch == "gpt2" else 128)
+    return dataclasses.replace(config, depth=None, n_layer=depth, n_embd=width, n_head=heads)
+
+
+def _with(question: Question, config: RunConfig) -> Question:
+    shape = config.shape(question.shape.vocab_size)
+    return dataclasses.replace(question, config=config, shape=shape)
+
+
+def _best(question: Question, *, low_bit: bool) -> Choice | None:
+    return fastest(question.answer(s) for s in settings(question.config, question.shape, low_bit=low_bit))
+
+
+def _last_that_fits(sizes: list[int], make: Callable[[int], Question], *, low_bit: bool) -> Choice | None:
+    """By halving: memory grows with size."""
+    found, low, high = None, 0, len(sizes) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        choice = _best(make(sizes[middle]), low_bit=low_bit)
+        if choice is None:
+            high = middle - 1
+        else:
+            found, low = choice, middle + 1
+    return found
+
+
+def largest_models(answer: Answer) -> list[Size]:
+    question = answer.question
+    found = []
+    for kind in ("exact", "low-bit"):
+        choice = _last_that_fits(
+            list(range(2, _MOST_LAYERS + 1)), lambda n: _with(question, of_depth(question.config, n)),
+            low_bit=kind == "low-bit",
+        )  # fmt: skip
+        if choice is not None:
+            found.append(Size(kind, choice))
+    return found
+
+
+def longest_blocks(answer: Answer) -> list[Size]:
+    """Of the config's own model; tokens per step stay, so sequences get fewer."""
+    question, config = answer.question, answer.config
+    lengths = [256 * 2**n for n in range(10) if 256 * 2**n <= config.tokens_per_step]
+
+    def with_block(block: int) -> Question:
+        sequences = max(1, config.tokens_per_step // block)
+        changed = dataclasses.replace(
+            config, block_size=block, batch_size=1, gradient_accumulation_steps=sequences,
+            total_batch_size=None,
+        )  # fmt: skip
+        return _with(question, changed)
+
+    found = []
+    for kind in ("exact", "low-bit"):
+        choice = _last_that_fits(lengths, with_block, low_bit=kind == "low-bit") if lengths else None
+        if choice is not None:
+            found.append(Size(kind, choice))
+    return found
+
+
+def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = None) -> list[Candidate]:
+    """Models of the config's family, each trained for as long, by the loss they are expected to reach."""
+    question = answer.question
+    if question.rates is None:
+        return []
+    by_size: dict[int, tuple[Choice, float]] = {}
+    for depth in range(4, 33, 2):
+        choice = _best(_with(question, of_depth(question.config, depth)), low_bit=False)
+        choice = choice or _best(_with(question, of_depth(question.config, depth)), low_bit=True)
+        if choice is not None:
+            tokens = seconds * choice.tokens_per_s
+            by_size[counted_parameters(choice.question.shape)] = (choice, tokens)
+    if not by_size:
+        return []
+    family = "gpt2" if question.config.arch == "gpt2" else "nanochat"
+    options = [(parameters, tokens) for parameters, (_, tokens) in by_size.items() if tokens >= 1]
+    ranked = best_for_tokens(options, family, unique_tokens=unique_tokens)
+    return [Candidate(by_size[r.parameters][0], r.tokens, r.loss, r.not_distinguishable) for r in ranked[:5]]
