@@ -86,6 +86,7 @@ class Step:
         self.logits: Block | None = None
         self.previous_logits: Block | None = None
         self.embedding_mask: list[Block] = []
+        self.multiplied: set[str] = set()  # threads that have
         self.adds = False  # a micro-batch after the first of its step
 
     def run(self, steps: int, accumulation: int) -> CachingAllocator:
@@ -99,10 +100,8 @@ class Step:
         for step in range(steps):
             for micro in range(accumulation):
                 self.adds = micro > 0
-                for play in (self.forward, self.backward):
-                    if step == micro == 0:
-                        take(WORKSPACE, WORKSPACE_BYTES)
-                    play()
+                self.forward()
+                self.backward()
             self.heap.moment = UPDATE
             if step == 0:
                 for parameter in sorted(parameters, key=len, reverse=True):  # train.py's groups: matrices first
@@ -141,6 +140,12 @@ class Step:
         else:
             self.gradients += gradients
 
+    def multiply(self, thread: str) -> None:
+        """A thread's first matrix product takes its workspace, from whatever is free then, for good."""
+        if thread not in self.multiplied:
+            self.multiplied.add(thread)
+            self.heap.take(WORKSPACE, WORKSPACE_BYTES)
+
     def new_logits(self) -> None:
         self.previous_logits, self.logits = self.logits, self.wide(LOGITS, self.shape.vocab_size, self.size)
 
@@ -152,6 +157,7 @@ class Step:
     def attend(self, saved: Saved) -> None:
         D, shape = self.shape.n_embd, self.shape
         saved.copies.append(self.copy(self.matrices[0]))
+        self.multiply("forward")
         saved.attention = [
             self.wide(QKV, 3 * D, self.size),
             self.wide(ATTENTION, D, self.size),
@@ -243,6 +249,7 @@ class EagerStep(Step):
         of_logits = self.wide(LOGITS_GRADIENT, V, self.size)
         heap.give_back(gradient, self.log_softmax)
         head = heap.take(NEW_GRADIENTS, *self.embedding, self.size)
+        self.multiply("backward")
         out = self.wide(PASSING, D, self.size)
         heap.give_back(of_logits, *self.last.copies.pop(), self.last.normed.pop())
         head = self.to_float(head, NEW_GRADIENTS, *self.embedding)
@@ -368,6 +375,7 @@ class CompiledStep(Step):
         of_logits = self.wide(LOGITS_GRADIENT, V, self.size)
         heap.give_back(*self.of_softmax)
         head = heap.take(NEW_GRADIENTS, *self.embedding, self.size)
+        self.multiply("backward")
         out = self.wide(PASSING, D, self.size)
         heap.give_back(of_logits, *self.last.copies.pop(), self.last.normed.pop())
         heap.moment = LAYERS
