@@ -4,6 +4,10 @@ Reserved memory is what a card has to have, and it is more than the tensors: fre
 smallest one that is large enough is cut for the next tensor, and a tensor no free block can hold takes a new
 segment even where several free ones together would do. The rules are those of PyTorch's default settings
 (no expandable segments). Played through with a trainer's allocations in their order, they give both figures.
+
+One rule is not PyTorch's but the driver's: of free blocks of one size the one at the lowest address is taken,
+and a new segment lies below those before it. This was inferred: of the measured runs one (12 layers, 384 wide,
+16×1024, eager) reserved 18.27 GiB, as this order gives, and not the 15.20 GiB of the opposite one.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ class Block:
     """A piece of a segment, in use or free."""
 
     size: int
-    born: int  # breaks ties between free blocks of one size
+    address: int
     small: bool
     key: Key | None = None  # None: free
     before: Block | None = None
@@ -47,7 +51,7 @@ class CachingAllocator:
         self.peak_moment = ""
         self.alive: Counter[Key] = Counter()
         self.alive_at_peak: Counter[Key] = Counter()
-        self._born = 0
+        self._lowest_address = 0
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
 
     def take(self, what: str, *factors: int) -> Block:
@@ -97,14 +101,11 @@ class CachingAllocator:
         else:
             segment = -(-size // SEGMENT_GRAIN) * SEGMENT_GRAIN
         self.reserved += segment
-        return self._block(segment, size <= SMALL)
-
-    def _block(self, size: int, small: bool) -> Block:
-        self._born += 1
-        return Block(size, self._born, small)
+        self._lowest_address -= segment
+        return Block(segment, self._lowest_address, size <= SMALL)
 
     def _split(self, block: Block, size: int) -> None:
-        rest = self._block(block.size - size, block.small)
+        rest = Block(block.size - size, block.address + size, block.small)
         block.size = size
         rest.before, rest.after = block, block.after
         if rest.after is not None:
@@ -119,8 +120,8 @@ class CachingAllocator:
             block.after.before = block
 
     def _list(self, block: Block) -> None:
-        insort(self._free[block.small], (block.size, block.born, block), key=lambda entry: entry[:2])
+        insort(self._free[block.small], (block.size, block.address, block), key=lambda entry: entry[:2])
 
     def _unlist(self, block: Block) -> None:
         free = self._free[block.small]
-        del free[bisect_left(free, (block.size, block.born), key=lambda entry: entry[:2])]
+        del free[bisect_left(free, (block.size, block.address), key=lambda entry: entry[:2])]
