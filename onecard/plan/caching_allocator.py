@@ -6,8 +6,8 @@ segment even where several free ones together would do. The rules are those of P
 (no expandable segments). Played through with a trainer's allocations in their order, they give both figures.
 
 One rule is not PyTorch's but the driver's: of free blocks of one size the one at the lowest address is taken,
-and a new segment lies below those before it. This was inferred: of the measured runs one (12 layers, 384 wide,
-16×1024, eager) reserved 18.27 GiB, as this order gives, and not the 15.20 GiB of the opposite one.
+and a new segment lies below those before it. This was inferred: of the measured runs one (12 layers, 384
+wide, 16×1024, eager) reserved 18.27 GiB, as this order gives, and not the 15.20 GiB of the opposite one.
 """
 
 from __future__ import annotations

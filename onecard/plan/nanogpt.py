@@ -2,14 +2,17 @@
 
 The bill is not a fitted formula. nanogpt_step.py plays nanoGPT's training step through, tensor by tensor, on
 the allocator of caching_allocator.py; the bill is what was alive at the highest point. Structure is: which
-tensors exist, in which precision and how long (model.py, train.py, autocast's lists, the compiler's choice of
-what to keep), and the allocator's rules. Inferred from measurements is one thing, the order of the driver's
-addresses (see there). Not modelled: CUDA's own 0.5 to 0.8 GiB outside PyTorch, a desktop, other versions of the
-compiler, attention kernels other than flash attention, and the few kilobytes of loss and gradient norm.
+tensors exist, in which precision and how long (model.py, train.py, autocast's lists, the compiler's choice
+of what to keep), and the allocator's rules. Inferred from measurements is one thing, the order of the
+driver's addresses (see there). Not modelled: CUDA's own 0.5 to 0.8 GiB outside PyTorch, a desktop, other
+versions of the compiler, other attention kernels than flash attention, the few kilobytes of the loss.
 
 Measured runs that it is held against are in peers.toml. float16 differs from bfloat16 by a gradient scaler
 alone, which is nothing to speak of. nanoGPT's evaluation needs less than its training: the same logits,
 without saved activations and gradients.
+
+What is reserved follows from which tensor finds which free block, so it can jump by a copy of the logits
+between two neighbouring settings, in the bill as on a card.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from typing import Any
 from onecard.errors import UserError
 from onecard.plan.caching_allocator import CachingAllocator
 from onecard.plan.lines import Line, total
-from onecard.plan.nanogpt_step import CompiledStep, EagerStep
+from onecard.plan.nanogpt_compiled import CompiledStep
+from onecard.plan.nanogpt_eager import EagerStep
 from onecard.shapes import GPT2Shape
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -62,7 +66,10 @@ def nanogpt_bill(
     dropout: float = 0.0,
     gradient_accumulation_steps: int = 40,
 ) -> NanoGPTBill:
-    """The bill for train.py's settings of these names. With one micro-batch a step, forward finds no gradients."""
+    """The bill for train.py's settings of these names. With one micro-batch a step forward finds no gradients.
+
+    bfloat16 by default: train.py's own choice on every card that has it.
+    """
     _check(shape, batch_size, dtype, dropout, gradient_accumulation_steps)
     step = (CompiledStep if compiled else EagerStep)(
         shape, batch_size, half=dtype != "float32", dropout=dropout > 0
@@ -98,7 +105,8 @@ def _check(shape: GPT2Shape, batch_size: int, dtype: str, dropout: float, accumu
             raise UserError(f"{name} is {value}", "it has to be 1 or more")
     if shape.n_embd % shape.n_head:
         raise UserError(
-            f"n_embd is {shape.n_embd} and n_head {shape.n_head}", "every head has as many channels as the others"
+            f"n_embd is {shape.n_embd} and n_head {shape.n_head}",
+            "every head has as many channels as the others",
         )
 
 
@@ -109,7 +117,9 @@ def _lines(heap: CachingAllocator) -> tuple[Line, ...]:
         text = product if count == 1 else f"{count} × {product}"
         terms.setdefault(what, []).append((count * prod(factors), text))
     lines = [
-        Line(what, sum(size for size, _ in parts), " + ".join(text for _, text in sorted(parts, reverse=True)))
+        Line(
+            what, sum(size for size, _ in parts), " + ".join(text for _, text in sorted(parts, reverse=True))
+        )
         for what, parts in terms.items()
     ]
     lines.sort(key=lambda line: line.bytes, reverse=True)
