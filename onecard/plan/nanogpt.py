@@ -5,7 +5,8 @@ the allocator of caching_allocator.py; the bill is what was alive at the highest
 tensors exist, in which precision and how long (model.py, train.py, autocast's lists, the compiler's choice
 of what to keep), and the allocator's rules. Inferred from measurements is one thing, the order of the
 driver's addresses (see there). Not modelled: CUDA's own 0.5 to 0.8 GiB outside PyTorch, a desktop, other
-versions of the compiler, other attention kernels than flash attention, the few kilobytes of the loss.
+versions of the compiler, its padding of a vocabulary that is no multiple of 8, other attention kernels than
+flash attention and its padding of heads that are no multiple of 8 wide, the few kilobytes of the loss.
 
 Measured runs that it is held against are in peers.toml. float16 differs from bfloat16 by a gradient scaler
 alone, which is nothing to speak of. nanoGPT's evaluation needs less than its training: the same logits,
@@ -66,7 +67,7 @@ def nanogpt_bill(
     dropout: float = 0.0,
     gradient_accumulation_steps: int = 40,
 ) -> NanoGPTBill:
-    """The bill for train.py's settings of these names. With one micro-batch a step forward finds no gradients.
+    """The bill for train.py's settings of these names. With one micro-batch a step forward has no gradients.
 
     bfloat16 by default: train.py's own choice on every card that has it.
     """

@@ -80,12 +80,8 @@ class Step:
         self.heap = CachingAllocator()
         self.size = 2 if half else 4  # bytes of what matrix products give
         D, bias = shape.n_embd, int(shape.bias)
-        self.vectors: Vectors = [(D,)] * (2 + 2 * bias) + [
-            (3 * D,),
-            (D,),
-            (4 * D,),
-            (D,),
-        ] * bias  # of a layer
+        of_products: Vectors = [(3 * D,), (D,), (4 * D,), (D,)]
+        self.vectors: Vectors = [*[(D,)] * (2 + 2 * bias), *of_products * bias]  # of a layer
         self.matrices = [(3 * D, D), (D, D), (4 * D, D), (D, 4 * D)]
         self.last_vectors: Vectors = [*[(D,)] * (1 + bias)]
         self.embedding, self.positions = (shape.vocab_size, D), (shape.block_size, D)
