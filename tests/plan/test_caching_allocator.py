@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,6 +88,6 @@ def test_books_balance(events: list[tuple[bool, int]]) -> None:
             held.append(heap.take("x", size))
         assert heap.allocated == sum(block.size for block in held) <= heap.peak_allocated <= heap.reserved
         spans = sorted((block.address, block.address + block.size) for block in held)
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     heap.give_back(*held)
     assert heap.allocated == 0 and not heap.alive
