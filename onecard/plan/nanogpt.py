@@ -3,10 +3,12 @@
 The bill is not a fitted formula. nanogpt_step.py plays nanoGPT's training step through, tensor by tensor, on
 the allocator of caching_allocator.py; the bill is what was alive at the highest point. Structure is: which
 tensors exist, in which precision and how long (model.py, train.py, autocast's lists, the compiler's choice
-of what to keep), and the allocator's rules. Inferred from measurements is one thing, the order of the
-driver's addresses (see there). Not modelled: CUDA's own 0.5 to 0.8 GiB outside PyTorch, a desktop, other
-versions of the compiler, its padding of a vocabulary that is no multiple of 8, other attention kernels than
-flash attention and its padding of heads that are no multiple of 8 wide, the few kilobytes of the loss.
+of what to keep), and the allocator's rules. No number is fitted, but two choices among possible structures
+were made because the measured peaks decide for them: the order of the driver's addresses (see there), and
+that the compiled backward holds its zeros to its end. The compiler's order of kernels where the peak is at
+the end of backward (wide models, few tokens) has not been measured. Not modelled: CUDA's own 0.5 to 0.8 GiB
+outside PyTorch, a desktop, other versions of the compiler, its padding of a vocabulary that is no multiple
+of 8, attention other than flash attention, its padding of heads that are no multiple of 8 wide.
 
 Measured runs that it is held against are in peers.toml. float16 differs from bfloat16 by a gradient scaler
 alone, which is nothing to speak of. nanoGPT's evaluation needs less than its training: the same logits,

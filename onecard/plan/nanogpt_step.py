@@ -1,7 +1,7 @@
 """nanoGPT's training step as its tensors come and go: model.py under train.py's autocast, on one card.
 
 Every tensor that is worth a name is taken from the allocator and given back in the order in which PyTorch
-does it, eager or compiled as a whole. Nothing here is fitted to a measurement. Letters: B sequences of T
+does it, eager or compiled as a whole. No size here is fitted to a measurement. Letters: B sequences of T
 tokens, N = B·T, D width, V vocabulary, H heads; the last factor of a tensor is its bytes per value.
 
 What is written down here and easily missed:
