@@ -1,0 +1,130 @@
+"""What nanoGPT's own trainer needs on a GPU, line by line: why a present run dies.
+
+The bill is not a fitted formula. nanogpt_step.py plays nanoGPT's training step through, tensor by tensor, on
+the allocator of caching_allocator.py; the bill is what was alive at the highest point. Structure is: which
+tensors exist, in which precision and how long (model.py, train.py, autocast's lists, the compiler's choice
+of what to keep), and the allocator's rules. No number is fitted, but two choices among possible structures
+were made because the measured peaks decide for them: the order of the driver's addresses (see there), and
+that the compiled backward holds its zeros to its end. The compiler's order of kernels where the peak is at
+the end of backward (wide models, few tokens) has not been measured. Not modelled: CUDA's own 0.5 to 0.8 GiB
+outside PyTorch, a desktop, other versions of the compiler, its padding of a vocabulary that is no multiple
+of 8, attention other than flash attention, its padding of heads that are no multiple of 8 wide.
+
+Measured runs that it is held against are in peers.toml. float16 differs from bfloat16 by a gradient scaler
+alone, which is nothing to speak of. nanoGPT's evaluation needs less than its training: the same logits,
+without saved activations and gradients.
+
+What is reserved follows from which tensor finds which free block, so it can jump by a copy of the logits
+between two neighbouring settings, in the bill as on a card.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from math import prod
+from typing import Any
+
+from onecard.errors import UserError
+from onecard.plan.caching_allocator import CachingAllocator
+from onecard.plan.lines import Line, total
+from onecard.plan.nanogpt_compiled import CompiledStep
+from onecard.plan.nanogpt_eager import EagerStep
+from onecard.shapes import GPT2Shape
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+# From the third step on nothing changes: AdamW's averages exist, and what fits where has settled. Of the
+# micro-batches of a step the first finds no gradients, the second does, the third finds what it left.
+STEPS = 3
+MICRO_BATCHES = 3
+
+
+@dataclass(frozen=True)
+class NanoGPTBill:
+    """The peak of a training run, after the first steps."""
+
+    lines: tuple[Line, ...]  # largest first; add up to `allocated`
+    allocated: int
+    reserved: int  # what PyTorch takes from the card for it
+    moment: str  # where in the step the peak is; English, a key
+
+    def fits(self, memory: int) -> bool:
+        """Into so many bytes that PyTorch may take.
+
+        Where tensors alone fit and their segments do not, PyTorch gives free segments back and tries again;
+        that this helps cannot be counted on, so what is reserved has to fit.
+        """
+        return self.reserved <= memory
+
+
+def nanogpt_bill(
+    shape: GPT2Shape,
+    batch_size: int,
+    *,
+    dtype: str = "bfloat16",
+    compiled: bool = True,
+    dropout: float = 0.0,
+    gradient_accumulation_steps: int = 40,
+) -> NanoGPTBill:
+    """The bill for train.py's settings of these names. With one micro-batch a step forward has no gradients.
+
+    bfloat16 by default: train.py's own choice on every card that has it.
+    """
+    _check(shape, batch_size, dtype, dropout, gradient_accumulation_steps)
+    step = (CompiledStep if compiled else EagerStep)(
+        shape, batch_size, half=dtype != "float32", dropout=dropout > 0
+    )
+    heap = step.run(STEPS, min(gradient_accumulation_steps, MICRO_BATCHES))
+    return NanoGPTBill(_lines(heap), heap.peak_allocated, heap.reserved, heap.peak_moment)
+
+
+def logits_bytes(shape: GPT2Shape, batch_size: int, bytes_per_value: int = 2) -> int:
+    """One copy of a micro-batch's logits: the tensor in the error message of a run that died."""
+    return batch_size * shape.block_size * shape.vocab_size * bytes_per_value
+
+
+@cache
+def measured_peers() -> tuple[dict[str, Any], ...]:
+    """The rows of peers.toml: measured runs of nanoGPT."""
+    text = resources.files(__package__).joinpath("peers.toml").read_text(encoding="utf-8")
+    return tuple(tomllib.loads(text)["nanogpt"])
+
+
+def _check(shape: GPT2Shape, batch_size: int, dtype: str, dropout: float, accumulation: int) -> None:
+    if dtype not in DTYPES:
+        raise UserError(f"dtype is '{dtype}'", "nanoGPT knows " + ", ".join(DTYPES))
+    if not 0 <= dropout < 1:
+        raise UserError(f"dropout is {dropout}", "it is a probability, from 0 to below 1")
+    counts = {
+        "batch_size": batch_size, "gradient_accumulation_steps": accumulation, "n_layer": shape.n_layer,
+        "n_head": shape.n_head, "n_embd": shape.n_embd, "vocab_size": shape.vocab_size,
+        "block_size": shape.block_size,
+    }  # fmt: skip
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}", "it has to be 1 or more")
+    if shape.n_embd % shape.n_head:
+        raise UserError(
+            f"n_embd is {shape.n_embd} and n_head {shape.n_head}",
+            "every head has as many channels as the others",
+        )
+
+
+def _lines(heap: CachingAllocator) -> tuple[Line, ...]:
+    terms: dict[str, list[tuple[int, str]]] = {}
+    for (what, factors), count in heap.alive_at_peak.items():
+        product = "·".join(str(factor) for factor in factors)
+        text = product if count == 1 else f"{count} × {product}"
+        terms.setdefault(what, []).append((count * prod(factors), text))
+    lines = [
+        Line(
+            what, sum(size for size, _ in parts), " + ".join(text for _, text in sorted(parts, reverse=True))
+        )
+        for what, parts in terms.items()
+    ]
+    lines.sort(key=lambda line: line.bytes, reverse=True)
+    rest = heap.peak_allocated - total(lines)
+    return (*lines, Line("rounding to whole blocks", rest, str(rest)))

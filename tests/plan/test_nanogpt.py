@@ -1,0 +1,188 @@
+"""nanoGPT's bill against measured runs, against itself, and against what users' notes claim."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onecard.errors import UserError
+from onecard.plan.lines import GIB, total
+from onecard.plan.nanogpt import logits_bytes, measured_peers, nanogpt_bill
+from onecard.plan.nanogpt_compiled import CompiledStep
+from onecard.plan.nanogpt_eager import EagerStep
+from onecard.shapes import GPT2Shape
+
+CARD = 11 * GIB  # what a 12 GB card leaves to PyTorch
+NOTES = GPT2Shape(12, 12, 576, 50304, 1024, False)
+GPT2 = replace(NOTES, n_embd=768)
+
+
+def shape_of(row: dict[str, Any]) -> GPT2Shape:
+    return GPT2Shape(
+        row["n_layer"], row["n_head"], row["n_embd"], row["vocab_size"], row["block_size"], bias=False
+    )
+
+
+def bill_of(row: dict[str, Any]) -> Any:
+    names = ("dtype", "compiled", "dropout", "gradient_accumulation_steps")
+    return nanogpt_bill(shape_of(row), row["batch_size"], **{name: row[name] for name in names})
+
+
+def name_of(row: dict[str, Any]) -> str:
+    kind = "compiled" if row["compiled"] else "eager"
+    size = f"{row['n_layer']}x{row['n_embd']}-{row['batch_size']}x{row['block_size']}"
+    return f"{kind}-{size}-{row['dtype']}-{row['dropout']}"
+
+
+FINISHED = [row for row in measured_peers() if row["fits"]]
+CAPPED = [row for row in measured_peers() if "cap" in row]
+
+
+def test_rows_are_there() -> None:
+    assert len(FINISHED) == 17 and len(CAPPED) == 5
+    assert {row["compiled"] for row in FINISHED} == {True, False}
+
+
+@pytest.mark.parametrize("row", FINISHED, ids=name_of)
+def test_measured_run(row: dict[str, Any]) -> None:
+    bill = bill_of(row)
+    # The requirement is 5%; one that is held to 1% notices when a tensor is forgotten.
+    assert bill.allocated / GIB == pytest.approx(row["allocated"], rel=0.01)
+    assert bill.reserved / GIB == pytest.approx(row["reserved"], rel=0.01)
+
+
+@pytest.mark.parametrize("row", [row for row in FINISHED if "first_allocated" in row], ids=name_of)
+def test_first_step_has_no_averages_yet(row: dict[str, Any]) -> None:
+    kind = CompiledStep if row["compiled"] else EagerStep
+    heap = kind(shape_of(row), row["batch_size"], half=True, dropout=False).run(1, 4)
+    assert heap.peak_allocated / GIB == pytest.approx(row["first_allocated"], rel=0.01)
+
+
+@pytest.mark.parametrize("row", CAPPED, ids=name_of)
+def test_run_under_a_cap(row: dict[str, Any]) -> None:
+    bill = bill_of(row)
+    assert bill.fits(int(row["cap"] * GIB)) == row["fits"]
+    if not row["fits"]:
+        assert bill.allocated > CARD
+
+
+def test_what_the_notes_say() -> None:
+    assert logits_bytes(NOTES, 16) == 1_648_361_472
+    assert round(logits_bytes(NOTES, 16) / GIB, 3) == 1.535
+    # The advice was: batch 12, no compilation, float16. It runs out where the original run holds.
+    assert nanogpt_bill(NOTES, 12, compiled=False, dtype="float16").allocated > CARD
+    assert nanogpt_bill(NOTES, 16).fits(CARD)
+    assert nanogpt_bill(GPT2, 8).fits(CARD) and nanogpt_bill(GPT2, 12).fits(CARD)
+    assert nanogpt_bill(GPT2, 16).allocated > CARD
+
+
+def test_compilation_saves_memory_and_float16_does_not() -> None:
+    eager, compiled = nanogpt_bill(NOTES, 16, compiled=False), nanogpt_bill(NOTES, 16)
+    assert compiled.allocated < eager.allocated and compiled.reserved < eager.reserved
+    assert nanogpt_bill(NOTES, 16, dtype="float16", compiled=False) == eager
+    assert nanogpt_bill(NOTES, 16, dtype="float32", compiled=False).allocated > eager.allocated
+
+
+def test_lines_name_the_copies_of_the_logits() -> None:
+    lines = {line.name: line for line in nanogpt_bill(NOTES, 16).lines}
+    copies = ("logits", "gradient of the logits", "zeros as gradient of the returned logits")
+    for name in copies:
+        assert lines[name].bytes == logits_bytes(NOTES, 16)
+        assert lines[name].formula == "16·1024·50304·2"
+    assert "log softmax in float32" not in lines  # fused away
+    eager = nanogpt_bill(NOTES, 16, compiled=False)
+    assert {line.name: line.bytes for line in eager.lines}["log softmax in float32"] == 2 * logits_bytes(
+        NOTES, 16
+    )
+    assert eager.moment == "backward of the loss"
+
+
+def test_weights_are_the_shapes_parameters() -> None:
+    for bias in (False, True):
+        shape = replace(NOTES, bias=bias)
+        lines = {line.name: line.bytes for line in nanogpt_bill(shape, 16).lines}
+        assert lines["weights"] == lines["gradients"] == 4 * shape.parameters
+        assert lines["AdamW's two averages"] == 8 * shape.parameters
+
+
+def test_peak_moves_to_where_memory_is() -> None:
+    wide = GPT2Shape(48, 25, 1600, 50304, 128, False)
+    assert nanogpt_bill(wide, 1).moment == "end of the backward, at the embedding"
+    letters = GPT2Shape(6, 6, 384, 65, 256, False)  # hardly any logits
+    assert nanogpt_bill(letters, 64, compiled=False).moment == "forward"
+    assert nanogpt_bill(NOTES, 16).moment == "backward of the loss"
+
+
+def test_dropout_costs_its_masks() -> None:
+    plain, masked = nanogpt_bill(GPT2, 12), nanogpt_bill(GPT2, 12, dropout=0.1)
+    masks = {line.name: line.bytes for line in masked.lines}["dropout masks"]
+    assert masks == 25 * 12 * 1024 * 768
+    assert masked.allocated - plain.allocated == pytest.approx(masks, rel=0.05)
+
+
+def test_one_micro_batch_needs_no_gradients_in_forward() -> None:
+    one = nanogpt_bill(NOTES, 16, gradient_accumulation_steps=1)
+    several = nanogpt_bill(NOTES, 16)
+    assert several.allocated - one.allocated == pytest.approx(4 * NOTES.parameters, rel=0.1)
+
+
+SHAPES = st.builds(
+    lambda layers, heads, channels, vocab, block, bias: GPT2Shape(
+        layers, heads, heads * channels, vocab, block, bias
+    ),
+    st.integers(1, 12), st.integers(1, 12), st.sampled_from([16, 32, 48, 64, 128]), st.integers(65, 50304),
+    st.sampled_from([64, 128, 256, 1024, 2048]), st.booleans(),
+)  # fmt: skip
+SETTINGS = st.fixed_dictionaries({
+    "compiled": st.booleans(), "dtype": st.sampled_from(["bfloat16", "float16", "float32"]),
+    "dropout": st.sampled_from([0.0, 0.1]), "gradient_accumulation_steps": st.integers(1, 5),
+})  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES, st.integers(1, 32), SETTINGS)
+def test_lines_add_up_and_their_formulas_are_their_bytes(
+    shape: GPT2Shape, batch_size: int, options: dict[str, Any]
+) -> None:
+    bill = nanogpt_bill(shape, batch_size, **options)
+    assert total(bill.lines) == bill.allocated <= bill.reserved
+    for line in bill.lines:
+        products = (term.replace(" × ", "·").split("·") for term in line.formula.split(" + "))
+        assert sum(math.prod(int(factor) for factor in product) for product in products) == line.bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES, st.integers(1, 16), SETTINGS)
+def test_more_of_anything_needs_more(shape: GPT2Shape, batch_size: int, options: dict[str, Any]) -> None:
+    allocated = nanogpt_bill(shape, batch_size, **options).allocated
+    larger = [
+        replace(shape, **{name: 2 * getattr(shape, name)})
+        for name in ("n_layer", "n_embd", "block_size", "vocab_size")
+    ]
+    assert nanogpt_bill(shape, 2 * batch_size, **options).allocated > allocated
+    for other in larger:
+        assert nanogpt_bill(other, batch_size, **options).allocated > allocated
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "options", "named"),
+    [
+        (0, {}, "batch_size is 0"),
+        (1, {"dtype": "int8"}, "dtype is 'int8'"),
+        (1, {"dropout": 1.0}, "dropout is 1.0"),
+        (1, {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is 0"),
+    ],
+)
+def test_wrong_settings_are_named(batch_size: int, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        nanogpt_bill(NOTES, batch_size, **options)
+
+
+def test_heads_that_do_not_divide_the_width() -> None:
+    with pytest.raises(UserError, match="n_head 7"):
+        nanogpt_bill(replace(NOTES, n_head=7), 1)
