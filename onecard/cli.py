@@ -23,6 +23,7 @@ HELP = """\
 onecard: pretrain language models on the one graphics card you own
 
   onecard prepare FILES...      text into training tokens under data/NAME (or: prepare fineweb --tokens 3.2B)
+  onecard plan CONFIG.py        will it fit, how fast, how long, what will it cost; before it starts
   onecard train CONFIG.py       train; nanoGPT's configs and --name=value flags as they are
   onecard sample --out_dir=DIR  draw text from a run
   onecard export DIR TARGET     a run's model for Hugging Face or nanoGPT
@@ -57,8 +58,28 @@ def sample(arguments: Sequence[str]) -> int:
     return sample_command(config)
 
 
-# These two take nanoGPT's config files and free --name=value flags, which is config.py's business.
+def plan(arguments: Sequence[str]) -> int:
+    """Will it fit, how fast, how long, what will it cost: onecard plan CONFIG.py [--gpu "RTX 4070"] [...]
+
+    --gpu NAME          the card to plan for [this machine's]
+    --compare           every way to run it: exact, low-bit, recompute, offload
+    --stages            what to turn on again, in which order, with the gain and memory of each
+    --largest           the largest model and the longest block that fit, the best model for a week
+    --by TIME           ... for another time: 12h, 30d, "sunday 20:00", 2027-01-31
+    --as nanogpt        what nanoGPT's own trainer would need, compiled and not
+    --formulas          every line of the bill with its formula
+    --price X           money a kWh [0.30]      --currency NAME [EUR]      --idle-watts W [80]
+    --json              everything, for programs
+
+    All knobs of a run are understood too. Exit code 0: it fits, 1: it does not."""
+    from onecard.plan.command import plan_command
+
+    return plan_command(arguments, _names(SampleConfig))
+
+
+# These take nanoGPT's config files and free --name=value flags, which is config.py's business.
 CONFIG_VERBS: dict[str, tuple[Callable[[Sequence[str]], int], type[Config]]] = {
+    "plan": (plan, RunConfig),
     "train": (train, RunConfig),
     "sample": (sample, SampleConfig),
 }

@@ -69,13 +69,13 @@ class Answer:
         return tokens * (2 if self.question.shape.vocab_size <= 2**16 else 4)
 
     def alternatives(self) -> list[tuple[str, Choice]]:
-        """The Pareto table: of what fits, nothing that another row beats in speed and memory alike."""
+        """The Pareto table: nothing that another row beats in speed and, nearly, in memory."""
         rows = by_kind(self.question)
         fitting = [choice for _, choice in rows if choice.fits]
         kept = []
         for name, choice in rows:
             beaten = any(
-                other.tokens_per_s >= choice.tokens_per_s and other.bill.process < choice.bill.process
+                other.tokens_per_s >= choice.tokens_per_s and other.bill.process < 1.08 * choice.bill.process
                 for other in fitting
                 if other is not choice and other.setting.exact >= choice.setting.exact
             )

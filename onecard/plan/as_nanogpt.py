@@ -1,0 +1,115 @@
+"""What nanoGPT's own trainer would need for the same config, so that a user can see why a run dies."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+
+from onecard.config import RunConfig
+from onecard.errors import UserError
+from onecard.language import _
+from onecard.plan.answer import question_of
+from onecard.plan.bill import CONTEXT
+from onecard.plan.lines import GIB
+from onecard.plan.machine import Target
+from onecard.plan.nanogpt import nanogpt_bill
+from onecard.plan.nanogpt_speed import nanogpt_step_time
+from onecard.plan.options import Options
+from onecard.plan.search import chosen
+from onecard.shapes import GPT2Shape
+
+
+def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetime) -> int:
+    """Compiled and not, beside ours."""
+    question = question_of(config, target)
+    shape, config = question.shape, question.config
+    if not isinstance(shape, GPT2Shape):
+        raise UserError(_("nanoGPT does not have {arch}").format(arch=shape.arch), hint="--arch=gpt2")
+    rows = []
+    for compiled in (True, False):
+        bill = nanogpt_bill(
+            shape, config.batch_size, dtype=question.dtype, compiled=compiled, dropout=config.dropout,
+            gradient_accumulation_steps=config.gradient_accumulation_steps,
+        )  # fmt: skip
+        step = None
+        if question.rates is not None:
+            step = nanogpt_step_time(
+                shape, config.batch_size, config.sequences_per_step, question.rates, compiled=compiled,
+                dtype=question.dtype,
+            )  # fmt: skip
+        rows.append((compiled, bill, step))
+    asked = next(row for row in rows if row[0] == config.compile)
+    ours, _exact = chosen(question)
+    fits = asked[1].reserved + CONTEXT <= target.allowed
+    if options.json:
+        _compiled, bill, step = asked
+        seconds = config.max_iters * step.seconds if step else None
+        finish = None
+        if seconds is not None and seconds < 1e10:
+            finish = (now + timedelta(seconds=seconds)).isoformat(timespec="minutes")
+        told = {
+            "as": "nanogpt", "fits": fits, "compile": config.compile,
+            "memory": {
+                "total_gib": round((bill.reserved + CONTEXT) / GIB, 4),
+                "allocated_gib": round(bill.allocated / GIB, 4),
+                "reserved_gib": round(bill.reserved / GIB, 4),
+                "moment": bill.moment, "lines": [line.to_json() for line in bill.lines],
+            },
+            "speed": {
+                "tokens_per_s": round(step.tokens_per_s, 1), "step_s": round(step.seconds, 4),
+                "mfu": round(step.mfu, 4) if step.mfu else None,
+            } if step else None,
+            "time": {"seconds": round(seconds, 1), "finish": finish} if seconds else None,
+            "alternatives": [
+                {
+                    "name": "compiled" if compiled else "eager",
+                    "fits": other.reserved + CONTEXT <= target.allowed,
+                    "allocated_gib": round(other.allocated / GIB, 4),
+                    "reserved_gib": round(other.reserved / GIB, 4),
+                    "tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
+                }
+                for compiled, other, speed in rows
+            ],
+        }  # fmt: skip
+        print(json.dumps(told, indent=1))
+        return 0 if fits else 1
+    from rich.table import Table
+
+    from onecard.plan.command import console
+    from onecard.plan.show import duration, model_name
+
+    out = console()
+    title = f"[bold]nanoGPT[/bold], {model_name(shape)} · {target.card.name} · {question.dtype}"
+    out.print(title, highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for name in ("", _("allocated GiB"), _("reserved GiB"), _("with CUDA itself"), "tokens/s", _("time"), ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for compiled, bill, step in rows:
+        whole = bill.reserved + CONTEXT
+        short = whole - target.allowed
+        ok = short <= 0
+        table.add_row(
+            "nanoGPT, " + (_("compiled") if compiled else "compile=False"), f"{bill.allocated / GIB:.2f}",
+            f"{bill.reserved / GIB:.2f}", f"{whole / GIB:.2f}", f"{step.tokens_per_s:,.0f}" if step else "-",
+            duration(config.max_iters * step.seconds) if step else "-",
+            _("fits") if ok else _("does not fit: {n:.2f} GiB short").format(n=short / GIB),
+        )  # fmt: skip
+    if ours is not None:
+        table.add_row(
+            f"onecard, {ours.setting.words()}", f"{ours.bill.allocated / GIB:.2f}",
+            f"{ours.bill.reserved / GIB:.2f}", f"{ours.bill.process / GIB:.2f}",
+            f"{ours.tokens_per_s:,.0f}" if ours.step else "-",
+            duration(config.max_iters * ours.step.seconds) if ours.step else "-", _("fits"), style="bold",
+        )  # fmt: skip
+    out.print(table)
+    out.print()
+    lines = Table(box=None, pad_edge=False, title_justify="left", title_style="bold")
+    lines.title = _("nanoGPT's peak ({moment})").format(moment=asked[1].moment)
+    lines.add_column(_("what"))
+    lines.add_column("GiB", justify="right")
+    lines.add_column(_("formula"), style="dim")
+    for line in sorted(asked[1].lines, key=lambda line: -line.bytes):
+        if line.bytes >= GIB / 200:
+            lines.add_row(line.name, f"{line.gib:.3f}", line.formula)
+    out.print(lines)
+    return 0 if fits else 1

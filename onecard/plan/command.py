@@ -1,0 +1,111 @@
+"""`onecard plan`: the question put together, the answer printed. Data on stdout, notes on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from onecard.config import RunConfig
+from onecard.errors import UserError
+from onecard.knobs import load_config
+from onecard.language import _
+from onecard.plan.answer import Answer, answer
+from onecard.plan.largest import Size, best_for_time, largest_models, longest_blocks
+from onecard.plan.lines import GIB
+from onecard.plan.machine import Target, find_target
+from onecard.plan.options import Options, budget_seconds, split_words
+
+_WEEK = 7 * 86400.0
+
+
+def plan_command(words: Sequence[str], also_known: frozenset[str] = frozenset()) -> int:
+    options, rest = split_words(words)
+    config = load_config(RunConfig, rest, also_known)
+    for note in config.notes:
+        print(f"note: {note}", file=sys.stderr)
+    target = find_target(config, options.gpu)
+    now = datetime.now()
+    if options.as_ == "nanogpt":
+        from onecard.plan.as_nanogpt import as_nanogpt
+
+        return as_nanogpt(config, target, options, now)
+    found = answer(config, target, options, now)
+    if options.largest or options.by:
+        return _show_largest(found, options, now)
+    if options.json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        from onecard.plan.show import show
+
+        show(found, console())
+    return 0 if found.fits else 1
+
+
+def console() -> Any:
+    from rich.console import Console
+
+    # A table cut to 80 columns by a pipe loses figures.
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+
+
+def _show_largest(found: Answer, options: Options, now: datetime) -> int:
+    seconds = budget_seconds(options.by, now) if options.by else _WEEK
+    sizes = {"largest": largest_models(found), "longest": longest_blocks(found)}
+    candidates = best_for_time(found, seconds)
+    if options.json:
+        told = {name: [size.to_json() for size in rows] for name, rows in sizes.items()}
+        best = [candidate.to_json() for candidate in candidates]
+        print(json.dumps(told | {"best": {"seconds": round(seconds), "models": best}}, indent=1))
+        return 0 if sizes["largest"] else 1
+    if not sizes["largest"]:
+        raise UserError(
+            _("not even the smallest model fits into {n:.2f} GiB").format(n=found.target.allowed / GIB),
+            exit_code=1,
+        )
+    from onecard.plan.show import duration
+
+    out = console()
+    _table_of_sizes(out, _("The largest model"), sizes["largest"], found.target)
+    _table_of_sizes(out, _("The longest block of this model"), sizes["longest"], found.target)
+    if candidates:
+        from rich.table import Table
+
+        title = _("The best model for {time}, by expected loss (nats a token, FineWeb)").format(
+            time=duration(seconds)
+        )
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+        for name in (_("parameters"), _("layers × width"), _("tokens"), "tokens/s", _("loss")):
+            table.add_column(name, justify="right")
+        for candidate in candidates:
+            shape, loss = candidate.choice.question.shape, candidate.loss
+            table.add_row(
+                f"{shape.parameters / 1e6:,.0f}M", f"{shape.n_layer} × {shape.n_embd}",
+                f"{candidate.tokens / 1e9:.2f}B", f"{candidate.choice.tokens_per_s:,.0f}",
+                f"{loss.low:.2f} – {loss.high:.2f}",
+            )  # fmt: skip
+        out.print(table)
+        out.print(f"[dim]{candidates[0].loss.basis}[/dim]")
+        if candidates[0].not_distinguishable:
+            out.print(_("The first rows cannot be told apart: the smaller one is cheaper to use."))
+    return 0
+
+
+def _table_of_sizes(out: Any, title: str, sizes: list[Size], target: Target) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for name in ("", _("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), "tokens/s"):
+        table.add_column(name, justify="left" if not name else "right")
+    for size in sizes:
+        choice = size.choice
+        shape = choice.question.shape
+        table.add_row(
+            _(size.kind), f"{shape.parameters / 1e6:,.0f}M", f"{shape.n_layer} × {shape.n_embd}",
+            f"{shape.block_size:,}", f"{choice.bill.process / GIB:.2f}", f"{choice.bill.host / GIB:.1f}",
+            f"{choice.tokens_per_s:,.0f}",
+        )  # fmt: skip
+    out.print(table)
+    out.print()

@@ -1,0 +1,304 @@
+"""Plan's answer for people: a verdict, memory against the card, speed, time, money, what else there is."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from onecard.language import _
+from onecard.plan.answer import Answer
+from onecard.plan.cost import Cost
+from onecard.plan.lines import GIB, Line
+from onecard.plan.search import Choice
+from onecard.shapes import Shape
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+_WIDTH = 60  # of the bar
+_COLOURS = ("cyan", "blue", "magenta", "yellow", "green", "red", "white", "bright_black")
+# Lines that belong together in the bar, by what their names begin with.
+_GROUPS = (
+    ("weights", ("weights",)),
+    ("gradients", ("gradients", "a matrix's gradient")),
+    ("optimizer", ("optimizer", "Muon", "visitors")),
+    ("activations", ("kept", "gradient", "a layer", "attention", "last hidden", "tokens", "rotary")),
+    ("logits", ("a chunk",)),
+    ("libraries", ("matmul", "allocator", "CUDA", "the recorded")),
+)
+
+
+def names_to_translate() -> list[str]:
+    """Names that come from other modules, where they are keys for programs."""
+    return [
+        _("weights (masters)"), _("weights to compute with"), _("gradients"), _("optimizer states"),
+        _("visitors from host memory"), _("Muon's room"), _("kept for the backward pass"),
+        _("tokens and targets"), _("gradient of the first layer's input"), _("rotary angles"),
+        _("last hidden state and its gradient"), _("a chunk of logits"), _("gradient between layers"),
+        _("a layer's temporaries"), _("attention's sums"), _("attention in the open"),
+        _("a matrix's gradient before rounding"), _("matmul workspaces"), _("allocator's slack"),
+        _("CUDA itself"), _("the recorded graph"), _("loss"), _("backward pass of a layer"), _("evaluation"),
+        _("evaluation's loss"), _("sampling"), _("weights"), _("optimizer"), _("activations"), _("logits"),
+        _("libraries"), _("exact"), _("low-bit"), _("start"), _("compile"), _("free"),
+    ]  # fmt: skip
+
+
+def duration(seconds: float) -> str:
+    """In the unit a person would use."""
+    if seconds < 90:
+        return _("{n:.0f} s").format(n=seconds)
+    if seconds < 5400:
+        return _("{n:.0f} min").format(n=seconds / 60)
+    if seconds < 2 * 86400:
+        return _("{n:.1f} h").format(n=seconds / 3600)
+    if seconds < 1000 * 86400:
+        return _("{n:.1f} days").format(n=seconds / 86400)
+    return _("{n:,.0f} years").format(n=seconds / 86400 / 365)
+
+
+def model_name(shape: Shape) -> str:
+    names = {"gpt2": "GPT-2", "nanochat-2025": "nanochat 2025", "nanochat-2026": "nanochat 2026"}
+    millions = shape.parameters / 1e6
+    size = f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.2f}B"
+    return f"{names[shape.arch]} {size}, {shape.n_layer} × {shape.n_embd}, {_('block')} {shape.block_size}"
+
+
+def show(answer: Answer, console: Console) -> None:
+    question, target = answer.question, answer.target
+    console.print(
+        f"[bold]{model_name(question.shape)}[/bold] · {target.card.name}, "
+        f"{target.capacity / GIB:.1f} GiB · {question.dtype} · "
+        + _("{n:,} tokens a step").format(n=answer.config.tokens_per_step),
+        highlight=False,
+    )
+    for text in verdict(answer):
+        console.print(text, highlight=False)
+    shown = answer.choice or answer.nearest
+    console.print()
+    peak = _("Memory at its peak ({moment})").format(moment=_(shown.bill.worst.name))
+    console.print(f"[bold]{peak}[/bold]")
+    console.print(memory_table(shown, formulas=answer.options.formulas))
+    console.print(bar(shown, answer.target.capacity))
+    cost = answer.cost(shown)
+    if cost is not None:
+        console.print()
+        console.print(figures(answer, shown, cost))
+    if answer.options.compare or not answer.fits:
+        console.print()
+        console.print(comparison(answer))
+    if answer.options.stages:
+        console.print()
+        console.print(stage_table(answer))
+
+
+def verdict(answer: Answer) -> list[str]:
+    """Will it fit, and what to do."""
+    given, choice, allowed = answer.given, answer.choice, answer.target.allowed
+    texts = []
+    if given.fits:
+        texts.append(
+            "[green]"
+            + _("It fits as it stands: {need:.2f} of {allowed:.2f} GiB.").format(
+                need=given.bill.process / GIB, allowed=allowed / GIB
+            )
+            + "[/green]"
+        )
+    else:
+        texts.append(
+            "[red]"
+            + _("As it stands it does not fit: {need:.2f} GiB are needed, {allowed:.2f} are there.").format(
+                need=given.bill.process / GIB, allowed=allowed / GIB
+            )
+            + "[/red]"
+        )
+    if choice is None:
+        nearest = answer.nearest
+        texts.append(
+            "[red]"
+            + _("No setting fits; the smallest ({words}) is {short:.2f} GiB short.").format(
+                words=nearest.setting.words(), short=max(nearest.short, nearest.host_short) / GIB
+            )
+            + "[/red]"
+        )
+        texts.append(
+            _("hint: a smaller n_layer or n_embd, a shorter block_size, or `--largest` for what fits")
+        )
+    elif choice.setting != given.setting:
+        faster = choice.tokens_per_s / given.tokens_per_s if given.tokens_per_s else 0.0
+        told = _("The fastest that fits") if not given.fits else _("Faster by {n:.0%}").format(n=faster - 1)
+        if not given.fits or faster > 1.01:
+            texts.append(f"{told}: [bold]{choice.setting.words()}[/bold]")
+    if choice is not None and not choice.setting.exact:
+        texts.append(
+            _("This is low-bit training (bf16 weights, int8 states): not the same as exact training.")
+        )
+    if answer.target.taken > GIB / 10:
+        texts.append(
+            _("Other programs hold {n:.2f} GiB of the card now.").format(n=answer.target.taken / GIB)
+        )
+    return texts
+
+
+def memory_table(choice: Choice, *, formulas: bool) -> Table:
+    from rich.table import Table
+
+    bill = choice.bill
+    table = Table(box=None, pad_edge=False)
+    table.add_column(_("what"))
+    table.add_column("GiB", justify="right")
+    if formulas:
+        table.add_column(_("formula"), style="dim")
+    for line in bill.all_lines():
+        if line.bytes >= GIB / 1000 or formulas:
+            table.add_row(_(line.name), f"{line.gib:.3f}", *([line.formula] if formulas else []))
+    table.add_row(f"[bold]{_('the card must have free')}[/bold]", f"[bold]{bill.process / GIB:.3f}[/bold]")
+    if bill.host:
+        table.add_row(_("host memory, offloaded"), f"{bill.host / GIB:.3f}")
+    return table
+
+
+def bar(choice: Choice, capacity: int) -> RenderableType:
+    """The card as a strip, coloured by what fills it."""
+    from rich.text import Text
+
+    text, legend = Text(), Text()
+    scale = max(capacity, choice.bill.process)
+    used = 0
+    for number, (name, members) in enumerate(grouped(choice.bill.all_lines())):
+        size = sum(line.bytes for line in members)
+        first, used = used, used + size
+        cells = round(used / scale * _WIDTH) - round(first / scale * _WIDTH)
+        colour = _COLOURS[number % len(_COLOURS)]
+        text.append("█" * cells, style=colour)
+        legend.append(" ■ ", style=colour)
+        legend.append(f"{_(name)} {size / GIB:.2f}")
+    over = choice.bill.process > capacity
+    text.append("" if over else "░" * (_WIDTH - round(used / scale * _WIDTH)), style="bright_black")
+    if not over:
+        legend.append(" ░ ", style="bright_black")
+        legend.append(f"{_('free')} {(capacity - used) / GIB:.2f}")
+    else:
+        text.append(f" {_('over')}", style="red")
+    return text.append("\n").append_text(legend)
+
+
+def grouped(lines: tuple[Line, ...]) -> list[tuple[str, list[Line]]]:
+    left = list(lines)
+    found = []
+    for name, beginnings in _GROUPS:
+        members = [line for line in left if line.name.startswith(beginnings)]
+        left = [line for line in left if line not in members]
+        if members:
+            found.append((name, members))
+    assert not left, f"no group for {left}"
+    return found
+
+
+def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
+    from rich.table import Table
+
+    step = choice.step
+    assert step is not None
+    table = Table(box=None, pad_edge=False, show_header=False)
+    speed = _("{n:,.0f} tokens/s, {s:.2f} s a step").format(n=step.tokens_per_s, s=step.seconds)
+    if step.mfu is not None:
+        speed += ", " + _("{mfu:.0%} of the card's peak (MFU)").format(mfu=step.mfu)
+    table.add_row(_("speed"), speed)
+    rates = answer.question.rates
+    assert rates is not None
+    source = _("from {source}").format(source=rates.source)
+    if not rates.calibrated:
+        source += "; " + _("this card is not calibrated, expect ±25%: `onecard bench` measures yours")
+    table.add_row("", f"[dim]{source}[/dim]")
+    finish = cost.finish(answer.now)
+    table.add_row(
+        _("time"),
+        _("{time} for {steps:,} steps, {tokens:.3g}B tokens").format(
+            time=duration(cost.seconds), steps=answer.config.max_iters,
+            tokens=answer.config.max_iters * answer.config.tokens_per_step / 1e9,
+        ) + (", " + _("done {when}").format(when=_when(finish)) if finish else ""),
+    )  # fmt: skip
+    if choice.setting.compile:
+        first = _("the first step compiles: about {time}").format(time=duration(cost.first_step_s))
+        table.add_row("", f"[dim]{first}[/dim]")
+    table.add_row(
+        _("energy"),
+        _("{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC").format(
+            card=cost.card_kwh, pc=cost.pc_kwh
+        ),
+    )
+    table.add_row(
+        _("cost"),
+        _("{amount:,.2f} {currency} at {price:g} a kWh").format(
+            amount=cost.amount, currency=cost.currency, price=answer.options.price
+        ),
+    )
+    table.add_row(
+        _("disk"),
+        _("{each:.1f} GB a checkpoint, three are kept; {data:.1f} GB of tokens for one pass").format(
+            each=answer.checkpoint(choice) / 1e9, data=answer.data_bytes / 1e9
+        ),
+    )
+    return table
+
+
+def _when(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M")
+
+
+def comparison(answer: Answer) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        box=None, pad_edge=False, title=_("Ways to run it"), title_justify="left", title_style="bold"
+    )
+    for name, justify in ((_("way"), "left"), (_("micro-batch"), "right"), ("tokens/s", "right"),
+                          (_("time"), "right"), ("GiB", "right"), (_("host GiB"), "right"),
+                          ("kWh", "right"), (answer.options.currency, "right"),
+                          (_("notes"), "left")):  # fmt: skip
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name, choice in answer.alternatives():
+        cost = answer.cost(choice)
+        note = "" if choice.fits else _short(choice)
+        if choice.fits and answer.choice is not None and choice.setting == answer.choice.setting:
+            note = _("chosen")
+        table.add_row(
+            name, str(choice.setting.micro_batch),
+            f"{choice.tokens_per_s:,.0f}" if choice.step else "-",
+            duration(cost.seconds) if cost else "-", f"{choice.bill.process / GIB:.2f}",
+            f"{choice.bill.host / GIB:.1f}" if choice.bill.host else "",
+            f"{cost.pc_kwh:,.1f}" if cost else "-", f"{cost.amount:,.2f}" if cost else "-", note,
+            style="" if choice.fits else "dim",
+        )  # fmt: skip
+    return table
+
+
+def _short(choice: Choice) -> str:
+    if choice.short > 0:
+        return _("does not fit: {n:.2f} GiB of the card short").format(n=choice.short / GIB)
+    return _("does not fit: {n:.1f} GiB of host memory short").format(n=choice.host_short / GIB)
+
+
+def stage_table(answer: Answer) -> Table:
+    from rich.table import Table
+
+    title = _("Back to speed, one step after the other")
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for name, justify in (
+        (_("turn on"), "left"),
+        ("GiB", "right"),
+        ("tokens/s", "right"),
+        (_("gain"), "right"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    before: Choice | None = None
+    for name, choice in answer.stages():
+        gain = choice.tokens_per_s / before.tokens_per_s - 1 if before and before.tokens_per_s else None
+        shown = f"{name}: {choice.setting.words()}" if before is None else name
+        table.add_row(
+            shown, f"{choice.bill.process / GIB:.2f}", f"{choice.tokens_per_s:,.0f}",
+            "" if gain is None else f"{gain:+.0%}",
+        )  # fmt: skip
+        before = choice
+    return table
