@@ -68,6 +68,7 @@ def plan(arguments: Sequence[str]) -> int:
     --by TIME           ... for another time: 12h, 30d, "sunday 20:00", 2027-01-31
     --as nanogpt        what nanoGPT's own trainer would need, compiled and not
     --formulas          every line of the bill with its formula
+    --host-ram GIB      memory of the PC, for what is offloaded [this machine's; another card's: not asked]
     --price X           money a kWh [0.30]      --currency NAME [EUR]      --idle-watts W [80]
     --json              everything, for programs
 

@@ -26,7 +26,7 @@ def plan_command(words: Sequence[str], also_known: frozenset[str] = frozenset())
     config = load_config(RunConfig, rest, also_known)
     for note in config.notes:
         print(f"note: {note}", file=sys.stderr)
-    target = find_target(config, options.gpu)
+    target = find_target(config, options.gpu, options.host_ram)
     now = datetime.now()
     if options.as_ == "nanogpt":
         from onecard.plan.as_nanogpt import as_nanogpt

@@ -30,7 +30,7 @@ class Target:
     here: bool  # in this machine
 
 
-def find_target(config: RunConfig, gpu: str | None) -> Target:
+def find_target(config: RunConfig, gpu: str | None, host_ram: float | None = None) -> Target:
     """The card named, or this machine's."""
     local = next(iter(local_gpus()), None) if gpu is None else None
     if gpu is None and local is None:
@@ -58,5 +58,7 @@ def find_target(config: RunConfig, gpu: str | None) -> Target:
     if config.vram_reserve is not None:
         allowed -= int(config.vram_reserve * GIB)
     host = available_memory() if local is not None else None
+    if host_ram is not None:
+        host = int(host_ram * GIB)
     measured = load_measured(card.name, capacity / GIB)
     return Target(card, capacity, allowed, taken, host, measured, local is not None)

@@ -13,7 +13,7 @@ from onecard.language import _
 from onecard.plan.cost import CURRENCY, IDLE_WATTS, PRICE
 
 _SWITCHES = ("json", "compare", "largest", "stages", "formulas")
-_VALUES = ("gpu", "as", "idle_watts", "price", "currency", "by")
+_VALUES = ("gpu", "as", "idle_watts", "price", "currency", "by", "host_ram")
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
@@ -30,6 +30,7 @@ class Options:
     price: float = PRICE
     currency: str = CURRENCY
     by: str | None = None  # a time budget
+    host_ram: float | None = None  # GiB
 
 
 def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
@@ -53,7 +54,7 @@ def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
             found["as_" if name == "as" else name] = value
         else:
             rest.append(word)
-    for name, most in (("idle_watts", 1e5), ("price", 1e6)):
+    for name, most in (("idle_watts", 1e5), ("price", 1e6), ("host_ram", 1e6)):
         if name in found:
             found[name] = _number(name, found[name], most)
     if found.get("as_", "nanogpt") != "nanogpt":

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from onecard.config import RunConfig
-from onecard.plan.bill import Bill, bill_of
+from onecard.plan.bill import Bill, bill_of, host_lines
+from onecard.plan.lines import total
 from onecard.plan.rates import Rates
 from onecard.plan.settings import OFFLOAD, RECOMPUTE, Setting, default_chunk
 from onecard.plan.speed import StepTime, step_time
@@ -66,7 +67,9 @@ class Choice:
     @property
     def host_short(self) -> int:
         q = self.question
-        return 0 if q.host_allowed is None else self.bill.host - q.host_allowed
+        if q.host_allowed is None or not self.bill.host:
+            return 0  # what any training takes of the host is not the setting's doing
+        return total(host_lines(self.bill)) - q.host_allowed
 
     @property
     def tokens_per_s(self) -> float:
