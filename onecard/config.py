@@ -103,7 +103,7 @@ class RunConfig(Config):
     device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="system", changes_result=False)
     dtype: str | None = knob("str", None, "float32, bfloat16 or float16; auto: bfloat16 where the card has it", group="system", choices=("float32", "bfloat16", "float16"))
     compile: bool = knob("bool", True, "compile with torch.compile (cached between runs)", group="system", changes_result=False)
-    cuda_graphs: bool = knob("bool", False, "replay a recorded micro-batch instead of launching kernel by kernel (not measured yet)", group="system", changes_result=False)
+    cuda_graphs: bool | None = knob("bool", None, "replay a recorded micro-batch instead of launching kernel by kernel; auto: where the host is the slower one", group="system", changes_result=False)
     # --- how it fits into memory: none of these changes what is learned, but for the two marked low-bit
     recompute: str | None = knob("str", None, "compute again in the backward pass instead of keeping: none, mlp or block", group="memory", choices=("none", "mlp", "block"), changes_result=False, alias="gradient_checkpointing", alias_values={True: "block", False: "none"})
     loss_chunk: int | None = knob("int", None, "tokens whose logits exist at a time", group="memory", low=1, changes_result=False)

@@ -288,7 +288,7 @@ def split_arguments(arguments: Iterable[str], takes_value: Callable[[str], bool]
 
 
 def _belongs_to_flag(word: str, takes_value: bool) -> bool:
-    if word.lower() in TRUE_WORDS | FALSE_WORDS | {"0", "1"}:
+    if word.lower() in TRUE_WORDS | FALSE_WORDS | {"0", "1", "auto", "none"}:
         return True
     if not takes_value:
         return False

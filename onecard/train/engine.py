@@ -51,8 +51,11 @@ def build_stepper(
     if problem is not None:
         notes.append(f"running without torch.compile, it does not work here: {problem}")
     compiled = config.compile and problem is None
-    graphs = config.cuda_graphs and device.startswith("cuda") and storage.offload != "gradients"
-    if config.cuda_graphs and not graphs:
+    possible = device.startswith("cuda") and storage.offload != "gradients"
+    # By itself not where memory is so dear that whole layers are computed twice: a graph takes some.
+    wanted = config.cuda_graphs is not None or (compiled and model.recompute != "block")
+    graphs = config.cuda_graphs if possible and wanted else False
+    if config.cuda_graphs and not possible:
         why = "needs a CUDA card" if not device.startswith("cuda") else "cannot follow totals to the host"
         notes.append(f"cuda_graphs is not used: recording a micro-batch {why}")
     if storage.offload != "none" and not device.startswith("cuda"):

@@ -10,6 +10,7 @@ recorded again afterwards, which takes as long as one micro-batch without it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ Compute = Callable[..., Tensor]
 
 # Kernels are compiled, loaded and tuned in the first passes, which cannot be recorded.
 _PLAIN_PASSES = 2
+# From this share of the time on, what the host needs to hand kernels out shows: they overlap, not perfectly.
+_HOST_BOUND = 0.5
 
 
 class Recording(Protocol):
@@ -31,6 +34,19 @@ class Recording(Protocol):
     def play(self, inputs: Sequence[Tensor]) -> Tensor:
         """The result for these inputs; valid until the next call."""
         ...
+
+
+def host_share(compute: Compute, inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
+    """The result, and how much of its time the host was busy handing out kernels (it waits for the card)."""
+    torch.cuda.synchronize()
+    start, end = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)
+    began = time.perf_counter()
+    start.record()
+    result = compute(*inputs)
+    end.record()
+    handing_out = time.perf_counter() - began
+    end.synchronize()
+    return result, handing_out / max(start.elapsed_time(end) / 1e3, 1e-9)
 
 
 class CudaRecording:
@@ -60,12 +76,19 @@ class CudaRecording:
 
 
 class Replay:
-    """`compute`, recorded for every shape of inputs it is called with."""
+    """`compute`, recorded for every shape of inputs it is called with.
+
+    With a `measure` (host_share) only shapes whose plain pass keeps the host busy: the others gain nothing.
+    """
 
     def __init__(
-        self, compute: Compute, record: Callable[[Compute, Sequence[Tensor]], Recording] = CudaRecording
+        self,
+        compute: Compute,
+        record: Callable[[Compute, Sequence[Tensor]], Recording] = CudaRecording,
+        measure: Callable[[Compute, Sequence[Tensor]], tuple[Tensor, float]] | None = None,
     ) -> None:
-        self._compute, self._record = compute, record
+        self._compute, self._record, self._measure = compute, record, measure
+        self._worth: dict[Any, bool] = {}
         self._recordings: dict[Any, Recording] = {}
         self._passes: Counter[Any] = Counter()
         self.problem: str | None = None  # why nothing is recorded any more
@@ -73,13 +96,19 @@ class Replay:
     def __call__(self, *inputs: Tensor) -> Tensor:
         kind = tuple((t.shape, t.dtype) for t in inputs)
         if kind not in self._recordings and not self._try_to_record(kind, inputs):
-            self._passes[kind] += 1
             self.release()  # room for what the pass allocates by itself
-            return self._compute(*inputs)
+            self._passes[kind] += 1
+            if self._measure is None or self._passes[kind] != _PLAIN_PASSES:
+                return self._compute(*inputs)
+            result, share = self._measure(self._compute, inputs)
+            self._worth[kind] = share >= _HOST_BOUND
+            return result
         return self._recordings[kind].play(inputs)
 
     def _try_to_record(self, kind: Any, inputs: Sequence[Tensor]) -> bool:
         if self.problem is not None or self._passes[kind] < _PLAIN_PASSES:
+            return False
+        if not self._worth.get(kind, self._measure is None):
             return False
         try:
             self._recordings[kind] = self._record(self._compute, inputs)

@@ -18,7 +18,7 @@ from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.rules import Rates, Rules, adamw_for_all
 from onecard.run.checkpoint import TrainingState
-from onecard.train.replay import Replay
+from onecard.train.replay import Replay, host_share
 
 # Rounding of bf16 totals draws from a stream of its own, apart from the update's.
 _TOTALS_STREAM = 1
@@ -47,7 +47,7 @@ class Stepper:
         storage: Storage = Storage(),  # noqa: B008 - immutable
         seed: int = 0,
         compiled: bool = False,
-        graphs: bool = False,
+        graphs: bool | None = False,  # None: where the host is slower than the card
     ) -> None:
         self.model = model
         self.device, self.dtype = device, dtype
@@ -67,7 +67,8 @@ class Stepper:
         self.loss_scale = LossScale(enabled=dtype == "float16")
         self._key = torch.zeros((), dtype=torch.int32, device=device)  # of the noise of bf16 totals
         self._micros = 0  # of the step in progress: numbers the noise of bf16 totals
-        self.replay = Replay(self._loss_of) if graphs else None
+        measure = host_share if graphs is None else None
+        self.replay = Replay(self._loss_of, measure=measure) if graphs is not False else None
         self.updating = False  # weights and moments are between two steps, not to be saved
 
     def run(

@@ -63,6 +63,24 @@ def test_the_first_passes_are_plain_and_the_rest_replayed() -> None:
     assert len(Recorder.made) == 2, "recorded again at once"
 
 
+@pytest.mark.parametrize(("share", "recorded"), [(0.9, True), (0.2, False)])
+def test_by_itself_only_what_keeps_the_host_busy_is_recorded(share: float, recorded: bool) -> None:
+    measured = []
+
+    def measure(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
+        measured.append(inputs[0].shape)
+        return compute(*inputs), share
+
+    replay = Replay(lambda x: 2 * x, Recorder, measure)
+    for number in range(6):
+        assert replay(torch.tensor([float(number)])).item() == 2 * number
+    assert len(Recorder.made) == recorded
+    assert len(measured) == 1, "once for a shape: it waits for the card"
+    replay.release()
+    assert replay(torch.tensor([7.0])).item() == 14.0
+    assert len(measured) == 1 and len(Recorder.made) == 2 * recorded
+
+
 def test_another_shape_gets_the_room_while_it_is_plain() -> None:
     held = []
 

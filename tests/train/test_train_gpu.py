@@ -180,6 +180,28 @@ def test_replayed_micro_batches_are_the_launched_ones(
     assert losses(True) == pytest.approx(losses(False), rel=1e-5)
 
 
+def test_how_busy_the_host_is() -> None:
+    """A hundred tiny kernels keep the host busy, a few large ones the card."""
+    from onecard.train.replay import host_share
+
+    def many(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(300):
+            x = x + 1
+        return x
+
+    def large(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = x @ x
+        return x
+
+    small, big = torch.ones(4, device="cuda"), torch.zeros(8192, 8192, device="cuda")
+    for compute, inputs in ((many, small), (large, big)):
+        compute(inputs)
+    result, busy = host_share(many, [small])
+    assert result[0].item() == 301 and busy > 0.5
+    assert host_share(large, [big])[1] < 0.2
+
+
 def test_a_recording_that_fails_leaves_the_card_usable() -> None:
     from onecard.train.replay import Replay
 
