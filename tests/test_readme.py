@@ -116,6 +116,14 @@ def test_every_module_of_the_data_room_is_on_the_map() -> None:
         assert path.name in the_map or path.name.startswith("__"), path.name
 
 
+def _crossing(curve: list[list[float]], goal: float) -> float:
+    """Tokens at which a curve reaches a loss, between two evaluations."""
+    for (before, above), (after, below) in zip(curve, curve[1:], strict=False):
+        if above > goal >= below:
+            return before + (after - before) * (above - goal) / (above - below)
+    raise AssertionError("not reached")
+
+
 def test_figures_in_the_readme_are_those_of_the_results() -> None:
     import json
 
@@ -126,8 +134,29 @@ def test_figures_in_the_readme_are_those_of_the_results() -> None:
     for row in (r for r in table["summary"] if r["suite"] == "table" and r["label"] != "plain"):
         speed = "1" if row["label"] == "nanogpt" else f"{row['speed_ratio']:.2f}"
         assert f"| {row['peak_allocated_gib']:.2f} GiB | {speed} |" in README, row["label"]
-    (narrow,) = (r for r in table["summary"] if r["suite"] == "notes" and "onecard" in r["label"])
-    assert f"{narrow['peak_allocated_gib']:.2f} GiB instead of 9.88 at {narrow['speed_ratio']:.2f}" in README
+    notes = json.loads((results / "2026-11-16-memory-speed-notes-h200.json").read_text())["summary"]
+    narrow = {r["label"]: r for r in notes if r["suite"] == "notes"}
+    graph, plain = narrow["onecard exact graphs=True"], narrow["onecard exact"]
+    assert f"{graph['peak_allocated_gib']:.2f} GiB instead of 9.88 at {graph['speed_ratio']:.2f} of" in README
+    assert f"({plain['speed_ratio']:.2f} without)" in README
+    graphs = json.loads((results / "2026-11-16-memory-speed-graphs-h200.json").read_text())["summary"]
+    (wide,) = (r for r in graphs if r["label"] == "onecard exact graphs=True")
+    assert f"{wide['peak_allocated_gib']:.2f} GiB at {wide['speed_ratio']:.2f}" in README
+    d32 = {r["part"]: r for r in json.loads((results / "2026-11-16-d32-h200.json").read_text())["rows"]}
+    train, resume, sample = d32["train"], d32["resume"], d32["sample"]
+    assert f"{max(train['peak_reserved_gib'], resume['peak_reserved_gib']):.2f} GiB reserved" in README
+    assert f"{resume['host_peak_gib']:.1f} GiB of host memory" in README
+    assert f"passes at {train['of_matmul_rate']:.2f} of" in README
+    assert f"the update {train['update_share']:.1%}" in README
+    assert f"sampling takes {sample['peak_reserved_gib']:.2f} GiB" in README
+    curves = json.loads((results / "2026-11-16-tokens-to-loss-h200.json").read_text())["rows"]
+    (goal,) = (r for r in curves if r["contender"] == "gpt2")
+    assert f"{goal['val_loss']:.3f} nats after 64M" in README
+    for name in ("2026", "matched"):
+        (row,) = (r for r in curves if r["contender"] == name)
+        assert f"after {_crossing(row['val'], goal['val_loss']) / goal['tokens']:.0%}" in README
+    exact, tight = json.loads((results / "2026-11-16-tight-recipe-h200.json").read_text())["rows"]
+    assert f"{exact['val_loss']:.3f} exact and {tight['val_loss']:.3f} tight" in README
     recipe = json.loads((results / "2026-11-15-recipe-124m-h200.json").read_text())
     for row in recipe["rows"]:
         assert f"{row['contender']} {row['val_loss']:.3f}" in README
