@@ -106,6 +106,7 @@ class RunConfig(Config):
     cuda_graphs: bool | None = knob("bool", None, "replay a recorded micro-batch instead of launching kernel by kernel; auto: where the host is the slower one", group="system", changes_result=False)
     # --- how it fits into memory: none of these changes what is learned, but for the two marked low-bit
     recompute: str | None = knob("str", None, "compute again in the backward pass instead of keeping: none, mlp or block", group="memory", choices=("none", "mlp", "block"), changes_result=False, alias="gradient_checkpointing", alias_values={True: "block", False: "none"})
+    auto_fit: bool = knob("bool", True, "choose what is not set below so that it fits, and go on with less when memory runs out", group="memory", changes_result=False)
     loss_chunk: int | None = knob("int", None, "tokens whose logits exist at a time", group="memory", low=1, changes_result=False)
     offload: str | None = knob("str", None, "in host memory: none, optimizer (masters and moments) or gradients (these too)", group="memory", choices=("none", "optimizer", "gradients"), changes_result=False)
     master_weights: str | None = knob("str", None, "the weights that learn: fp32, or bf16 (low-bit, stochastic rounding)", group="memory", choices=("fp32", "bf16"))

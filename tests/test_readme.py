@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -118,7 +119,7 @@ def test_every_module_of_the_data_room_is_on_the_map() -> None:
 
 def _crossing(curve: list[list[float]], goal: float) -> float:
     """Tokens at which a curve reaches a loss, between two evaluations."""
-    for (before, above), (after, below) in zip(curve, curve[1:], strict=False):
+    for (before, above), (after, below) in itertools.pairwise(curve):
         if above > goal >= below:
             return before + (after - before) * (above - goal) / (above - below)
     raise AssertionError("not reached")

@@ -378,12 +378,12 @@ def _no_code(seen: Observations, index: int) -> UserError:
 
 def peak_flops(device: str, dtype: str) -> float | None:
     """FLOP/s the device could reach at best, for the MFU; None on the CPU and on unknown cards."""
-    card = _card_behind(device)
+    card = card_behind(device)
     tflops = card.peak_tflops(dtype) if card is not None else None
     return tflops * 1e12 if tflops is not None else None
 
 
-def _card_behind(device: str) -> Card | None:
+def card_behind(device: str) -> Card | None:
     if not device.startswith("cuda"):
         return None
     try:

@@ -219,6 +219,10 @@ class Decoder(nn.Module):
         self._totals = dict(totals)
         self._layer_totals = self._by_layer(totals)
 
+    def forget_totals(self) -> None:
+        """Add gradients nowhere until `use_totals` says where."""
+        self._visitor, self._totals, self._layer_totals = None, {}, []
+
     def _by_layer(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
         of_layer: list[dict[str, Tensor]] = [{} for _ in range(self.shape.n_layer)]
         for name, tensor in tensors.items():

@@ -115,7 +115,9 @@ def _temporaries(shape: Shape, setting: Setting, dtype: str, tokens: int, dropou
         lines.append(_wide("attention's sums", shape, tokens, _FP32_QUERIES))
     else:
         again = {"none": 0, "mlp": 4 * compute, "block": 8 * compute + stream}[setting.recompute]
-        lines.append(_wide("a layer's temporaries", shape, tokens, _EAGER[shape.arch][dtype] + again))
+        by_dtype = _EAGER[shape.arch]
+        own = by_dtype[dtype] if dtype in by_dtype else 2 * by_dtype["float32"]  # float64: tests alone
+        lines.append(_wide("a layer's temporaries", shape, tokens, own + again))
     if dropout:
         weights = tokens * shape.block_size * shape.n_head
         # Scores, softmax and mask are in the open: T×T of every head.

@@ -44,6 +44,13 @@ class Rates:
     calibrated: bool
 
 
+# A middling card's, to rank settings on one of which nothing is known.
+ANY_CARD = Rates(
+    matmul=50e12, bandwidth=450e9, attention=45e12, short=20.0, narrow=10.0, kernel=5e-6, launch=10e-6,
+    to_card=_USUAL_BUS, to_host=_USUAL_BUS, peak=None, source="no card in particular", calibrated=False,
+)  # fmt: skip
+
+
 def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates | None:
     """None where the card cannot compute in this dtype."""
     nominal = card.peak_tflops(dtype)

@@ -6,7 +6,8 @@ import torch
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
-from onecard.hardware.machine import local_cpu
+from onecard.hardware.cpu import available_memory
+from onecard.hardware.machine import card_behind, local_cpu
 from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
@@ -15,15 +16,21 @@ from onecard.optim.held import Storage
 from onecard.optim.recipe import rules_of
 from onecard.plan.bill import is_refined
 from onecard.plan.lines import total
-from onecard.plan.settings import setting_of
+from onecard.plan.rates import ANY_CARD, rates_of
+from onecard.plan.search import Question
+from onecard.plan.settings import Setting
 from onecard.plan.standing import standing
 from onecard.shapes import GPT2Shape, Shape
-from onecard.train.memory import cap_memory
+from onecard.train.fit import Fit, open_fit, process_bytes, told_at_start
+from onecard.train.memory import allocator_bytes, cap_memory
 from onecard.train.step import Stepper
 
+# Memory that no question is asked about: a CPU's.
+_FAR = 2**62
 
-def storage_of(config: RunConfig) -> Storage:
-    return Storage(config.master_weights or "fp32", config.optim_states or "fp32", config.offload or "none")
+
+def storage_of(setting: Setting) -> Storage:
+    return Storage(setting.master_weights, setting.optim_states, setting.offload)
 
 
 def choose_kernel(shape: Shape, config: RunConfig, device: str, dtype: str) -> str:
@@ -32,30 +39,37 @@ def choose_kernel(shape: Shape, config: RunConfig, device: str, dtype: str) -> s
     return fastest_kernel(*sizes, torch_dtype(dtype), device)[0]
 
 
-def make_room(shape: Shape, config: RunConfig, device: str, dtype: str) -> list[str]:
-    """Cap what tensors may take, and refuse what cannot fit before it is built. Notes for the user."""
-    allocator, notes = cap_memory(device, config.vram_limit, config.vram_reserve)
-    _check_memory(shape, config, device, dtype, allocator)
+def make_room(shape: Shape, config: RunConfig, device: str, dtype: str, notes: list[str]) -> Fit:
+    """Cap what tensors may take, choose how to run in it, and refuse what cannot fit before it is built."""
+    allocator, told = cap_memory(device, config.vram_limit, config.vram_reserve)
+    notes += told
     _check_dropout(shape, config)
-    return notes
+    on_card = device.startswith("cuda")
+    if allocator is None:
+        allocator = allocator_bytes(device, None, None)
+    card = card_behind(device)
+    rates = (rates_of(card, dtype) if card is not None else None) or ANY_CARD
+    capability = torch.cuda.get_device_capability(device) if on_card else None
+    allowed = process_bytes(allocator) if allocator is not None else _FAR
+    host = available_memory() if on_card else None
+    question = Question(config, shape, dtype, rates, allowed, host, capability)
+    fit = open_fit(question, on_card=on_card and not config.eval_only)
+    _check_memory(shape, config, fit.setting, device, dtype, allocator if on_card else None)
+    notes += told_at_start(fit)
+    return fit
 
 
 def build_stepper(
-    model: Decoder, config: RunConfig, device: str, dtype: str, notes: list[str]
+    model: Decoder, config: RunConfig, setting: Setting, device: str, dtype: str, notes: list[str]
 ) -> Stepper | None:
     """Put the model on its device, compiled where that works; None where it is only to be evaluated."""
-    model.recompute = config.recompute or "none"
-    model.loss_chunk = config.loss_chunk or model.loss_chunk
-    storage = storage_of(config)
+    model.recompute, model.loss_chunk = setting.recompute, setting.loss_chunk
+    storage = storage_of(setting)
     problem = _no_compiling(device, storage) if config.compile else None
     if problem is not None:
         notes.append(f"running without torch.compile, it does not work here: {problem}")
     compiled = config.compile and problem is None
-    possible = device.startswith("cuda") and storage.offload != "gradients"
-    # By itself not where memory is so dear that whole layers are computed twice: a graph takes some.
-    wanted = config.cuda_graphs is not None or (compiled and model.recompute != "block")
-    graphs = config.cuda_graphs if possible and wanted else False
-    if config.cuda_graphs and not possible:
+    if config.cuda_graphs and not _can_record(device, storage):
         why = "needs a CUDA card" if not device.startswith("cuda") else "cannot follow totals to the host"
         notes.append(f"cuda_graphs is not used: recording a micro-batch {why}")
     if storage.offload != "none" and not device.startswith("cuda"):
@@ -64,21 +78,35 @@ def build_stepper(
     if config.eval_only:
         _only_weights(model, device, torch_dtype(dtype))
     else:
-        stepper = Stepper(
-            model,
-            device=device,
-            dtype=dtype,
-            dropout=config.dropout,
-            grad_clip=config.grad_clip,
-            rules=rules_of(config, model.shape),
-            storage=storage,
-            seed=config.seed,
-            compiled=compiled,
-            graphs=graphs,
-        )
+        stepper = new_stepper(model, config, setting, device, dtype, compiled=compiled)
     if compiled:
         model.compile_parts()
     return stepper
+
+
+def new_stepper(
+    model: Decoder, config: RunConfig, setting: Setting, device: str, dtype: str, *, compiled: bool
+) -> Stepper:
+    """With the model's present weights as masters."""
+    storage = storage_of(setting)
+    # By itself not where memory is so dear that whole layers are computed twice: a graph takes some.
+    wanted = config.cuda_graphs is not None or (compiled and setting.recompute != "block")
+    return Stepper(
+        model,
+        device=device,
+        dtype=dtype,
+        dropout=config.dropout,
+        grad_clip=config.grad_clip,
+        rules=rules_of(config, model.shape),
+        storage=storage,
+        seed=config.seed,
+        compiled=compiled,
+        graphs=config.cuda_graphs if wanted and _can_record(device, storage) else False,
+    )
+
+
+def _can_record(device: str, storage: Storage) -> bool:
+    return device.startswith("cuda") and storage.offload != "gradients"
 
 
 def _no_compiling(device: str, storage: Storage) -> str | None:
@@ -97,10 +125,11 @@ def _only_weights(model: Decoder, device: str, compute: torch.dtype) -> None:
     )
 
 
-def _check_memory(shape: Shape, config: RunConfig, device: str, dtype: str, allocator: float | None) -> None:
+def _check_memory(
+    shape: Shape, config: RunConfig, setting: Setting, device: str, dtype: str, allocator: float | None
+) -> None:
     """What no activation can make smaller must fit, or nothing will."""
-    storage, training = storage_of(config), not config.eval_only
-    setting = setting_of(config, shape)
+    storage, training = storage_of(setting), not config.eval_only
     held = standing(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
     needed = total(held.card) if training else shape.parameters * torch_dtype(dtype).itemsize
     on_card = device.startswith("cuda")

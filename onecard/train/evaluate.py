@@ -89,7 +89,7 @@ def evaluate_both(
     losses: dict[str, SetLoss] = {}
     for split, blocks in run.evaluation.items():
         loss = evaluate(
-            run.model, blocks, micro_batch=run.config.batch_size, device=run.device,
+            run.model, blocks, micro_batch=run.fit.evaluation_batch, device=run.device,
             text=run.text.get(split), stop=stop, on_batch=on_batch,
         )  # fmt: skip
         if loss is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -78,6 +79,12 @@ class Journal:
         for note in notes:
             self.display.say(f"note: {note}", "yellow")
             self.recorder.event("note", step=self.run.position.step, text=note)
+
+    def refitted(self, text: str, **facts: Any) -> None:
+        """How steps are carried out has changed."""
+        self.display.say(f"note: {text}", "yellow")
+        self.recorder.event("refitted", step=self.run.position.step, text=text, **facts)
+        self.summary.refits += 1
 
     def worked(self, seconds: float, steps: int = 0) -> None:
         """Time spent training, and the steps taken in it."""

@@ -25,8 +25,9 @@ from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
 from onecard.train.memory import is_out_of_memory, out_of_memory
 from onecard.train.progress import Status, open_display
+from onecard.train.refit import Refit
 from onecard.train.start import Run, open_run
-from onecard.train.step import StepResult
+from onecard.train.step import Stepper, StepResult
 from onecard.train.summary import Summary
 
 # Where a person watches, figures are this old at most, however rare the log lines are.
@@ -63,8 +64,8 @@ class Training:
 
     def __init__(self, run: Run, journal: Journal, stop: StopRequest) -> None:
         assert run.stepper is not None, "opened for evaluation only"
-        self.run, self.stepper, self.config, self.position = run, run.stepper, run.config, run.position
-        self.journal, self.stop = journal, stop
+        self.run, self.config, self.position = run, run.config, run.position
+        self.journal, self.stop, self.refit = journal, stop, Refit(run, journal)
         self.saved_step = run.saved_step
         self.val_loss_of_step: tuple[int, float] | None = None
         self._glanced = time.perf_counter()
@@ -73,15 +74,11 @@ class Training:
     def go(self) -> Summary:
         self.journal.opened()
         try:
-            with self._prefetcher() as batches:
-                while True:
-                    step, last = self.position.step, self.position.step >= self.config.max_iters
-                    due = step % self.config.eval_interval == 0 or last
-                    if due and self.position.evaluated_step != step:
-                        self._evaluate(final=last)
-                    if last or self.stop():
-                        break
-                    self._step(batches)
+            finished = False
+            while not finished:
+                # Opened anew whenever the setting has changed: with it the size of a micro-batch may have.
+                with self._prefetcher() as batches:
+                    finished = self._until_changed(batches)
             return self._finish()
         except DivergedError:
             raise  # what was computed since the last checkpoint is not worth keeping
@@ -93,12 +90,37 @@ class Training:
                 raise shapes from error
             raise
 
+    def _until_changed(self, batches: Prefetcher) -> bool:
+        """Step after step, to the end (True) or until steps are to be carried out in another way."""
+        while True:
+            step, last = self.position.step, self.position.step >= self.config.max_iters
+            due = step % self.config.eval_interval == 0 or last
+            try:
+                if due and self.position.evaluated_step != step:
+                    doing = "evaluation"
+                    self._evaluate(final=last)
+                if last or self.stop():
+                    return True
+                doing = "training"
+                self._step(batches)
+            except Exception as error:
+                if not self.refit.after(error, doing):
+                    raise
+                return False
+            if self.refit.climb():
+                return False
+
+    @property
+    def stepper(self) -> Stepper:
+        assert self.run.stepper is not None
+        return self.run.stepper
+
     def _prefetcher(self) -> Prefetcher:
         return Prefetcher(
             self.run.sequences,
             self.position.data,
             step_sequences=self.config.sequences_per_step,
-            micro_batch=self.config.batch_size,
+            micro_batch=self.run.fit.setting.micro_batch,
             device=self.run.device,
         )
 

@@ -13,6 +13,10 @@ from onecard.hardware.machine import local_gpus
 
 # In the order in which torch looks for them; the older name is known to every version.
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_OUT_OF_MEMORY = (
+    "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory",
+    "CUDA error: out of memory",
+)  # fmt: skip
 _USUAL_CONTEXT = 750 * 2**20  # measured on an H200 with torch 2.11
 
 
@@ -52,12 +56,8 @@ def cap_memory(
         return None, ["vram_limit and vram_reserve are about a card; this run computes on the CPU"]
     context = _context_bytes(device)
     free, total = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device)  # ours already
-    allocator = float(free)
-    if limit_gib is not None:
-        allocator = min(allocator, limit_gib * 2**30 - context)
-    if reserve_gib is not None:
-        allocator = min(allocator, free - reserve_gib * 2**30)
+    allocator = allocator_bytes(device, limit_gib, reserve_gib, context)
+    assert allocator is not None
     if allocator <= 0:
         raise UserError(
             "vram_limit and vram_reserve leave nothing to train in",
@@ -71,6 +71,24 @@ def cap_memory(
     )
     told = f"tensors may take {allocator / 2**30:.2f} GiB of the card (CUDA itself: {context / 2**30:.2f})"
     return allocator, [told]
+
+
+def allocator_bytes(
+    device: str, limit_gib: float | None, reserve_gib: float | None, context: int | None = None
+) -> float | None:
+    """What tensors may take of the card now, all of ours included; None where there is no card."""
+    if not device.startswith("cuda"):
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device)  # ours already
+    allocator = float(free)
+    if limit_gib is not None:
+        allocator = min(
+            allocator, limit_gib * 2**30 - (_context_bytes(device) if context is None else context)
+        )
+    if reserve_gib is not None:
+        allocator = min(allocator, free - reserve_gib * 2**30)
+    return allocator
 
 
 def _context_bytes(device: str) -> int:
@@ -89,8 +107,10 @@ def _context_bytes(device: str) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """On a card torch has an error of its own; on the CPU it is a RuntimeError like any other."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    """On a card torch has an error of its own; its libraries and the CPU have RuntimeErrors."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _OUT_OF_MEMORY)
 
 
 def out_of_memory(config: RunConfig, device: str) -> UserError:

@@ -24,6 +24,7 @@ from onecard.run.directory import RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
 from onecard.shapes import GPT2Shape, Shape
 from onecard.train.engine import build_stepper, choose_kernel, make_room
+from onecard.train.fit import Fit
 from onecard.train.memory import use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
@@ -43,6 +44,7 @@ class Run:
     device: str
     dtype: str
     model: Decoder
+    fit: Fit  # how a step is carried out, and how else it could be
     stepper: Stepper | None  # None where the model is only evaluated
     sequences: Sequences
     evaluation: dict[str, FixedBlocks]
@@ -82,7 +84,7 @@ def open_run(config: RunConfig) -> Run:
     if source is not None:
         config = _as_it_is(config, shape)
     kernel = choose_kernel(shape, config, device, dtype)
-    notes += make_room(shape, config, device, dtype)
+    fit = make_room(shape, config, device, dtype, notes)
 
     data_dir = Path("data") / config.dataset
     train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
@@ -91,7 +93,7 @@ def open_run(config: RunConfig) -> Run:
 
     model = _fresh_model(shape, config) if source is None else _model_from(source, shape)
     model.attention_kernel = kernel
-    stepper = build_stepper(model, config, device, dtype, notes)
+    stepper = build_stepper(model, config, fit.setting, device, dtype, notes)
     position = first_position(sequences, train_tokens)
     began = f"{shape.parameters / 1e6:.2f}M parameters, a new model from scratch"
     if source is not None:
@@ -109,8 +111,8 @@ def open_run(config: RunConfig) -> Run:
         text = {name: TargetText(tokenizer, blocks, shape.vocab_size) for name, blocks in evaluation.items()}
     tokenizer = tokenizer or _assumed_tokenizer(data_dir, shape, config, notes)
     return Run(
-        config, directory, device, dtype, model, stepper, sequences, evaluation, text, tokenizer, position,
-        began, saved_step, source.damaged if source is not None else [], notes,
+        config, directory, device, dtype, model, fit, stepper, sequences, evaluation, text, tokenizer,
+        position, began, saved_step, source.damaged if source is not None else [], notes,
     )  # fmt: skip
 
 

@@ -89,10 +89,11 @@ class Stepper:
                     return None
                 loss += self.backward(micro, step_tokens)
                 on_micro(done + 1, len(micros))
+            return StepResult(loss, self.update(rates))
         except BaseException:
-            self._clear()  # whoever tries the step again must not find half of it
+            if not self.updating:
+                self._clear()  # whoever tries the step again must not find half of it
             raise
-        return StepResult(loss, self.update(rates))
 
     def backward(self, micro: Micro, step_tokens: int) -> Tensor:
         """Add this micro-batch's share of the step's gradient; return its share of the loss."""

@@ -26,6 +26,7 @@ class Summary:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.interrupted = False
+        self.refits = 0  # how often steps had to be carried out in another way
         self.values: dict[str, Any] = {}
 
     def evaluated(self, found: Evaluation) -> None:
@@ -58,6 +59,7 @@ class Summary:
             "epochs": self._epochs(position),
             "seconds": position.seconds,
             "tokens_per_second": tokens_per_second,
+            "refits": self.refits,
             "continued": continued,
             "graphs_compiled": graphs_compiled(),
             "first_val_loss": position.first_val_loss,

@@ -1,0 +1,201 @@
+"""A trainer that does not run out: the planner's fastest setting for the memory there is now, and the next
+one when memory turns out to be less.
+
+What may change is plan/settings.py's Setting: micro-batch, loss chunk, recompute, offload. All exact settings
+compute the same step, so one that ran out is simply done again by another; tokens per step, data and learning
+rates do not notice. This module decides; engine.py applies; the loop tries again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onecard.config import RunConfig
+from onecard.errors import UserError
+from onecard.plan.bill import CONTEXT
+from onecard.plan.lines import GIB
+from onecard.plan.search import Choice, Question, chosen, fastest, pinned, settings, smallest
+from onecard.plan.settings import Setting, setting_of
+
+# Compiled code exists once for every micro-batch: no more sizes than this in a run.
+MOST_MICRO_BATCHES = 5
+# The next setting after a failure has to need this much less, or the failure comes again.
+_LOWER = 0.97
+# A faster setting is worth a change from here on; and one that failed is tried again after so many steps,
+# twice as many after each further failure.
+_WORTH_CLIMBING = 1.02
+_PATIENCE = 64
+# At the bottom there is nothing smaller, but whoever took the memory may give it back: so often is it tried
+# again, without a step getting through in between.
+_MOST_IN_VAIN = 8
+
+
+@dataclass
+class Failure:
+    """A setting that ran out, and when it may be tried again."""
+
+    again_at: int
+    patience: int = _PATIENCE
+
+
+class Fit:
+    """Which setting a run uses now, and which one comes next."""
+
+    def __init__(self, question: Question, setting: Setting, *, enabled: bool) -> None:
+        self.question, self.setting, self.enabled = question, setting, enabled
+        self.evaluation_batch = setting.micro_batch
+        self._sizes = {setting.micro_batch}
+        self._failed: dict[Setting, Failure] = {}
+        self.changes = 0
+        self._in_vain = 0
+
+    @property
+    def choice(self) -> Choice:
+        return self.question.answer(self.setting)
+
+    def down(self, step: int) -> Setting | None:
+        """After running out: the next-fastest setting with a lower peak. None: there is none."""
+        if not self.enabled:
+            return None
+        failure = self._failed.setdefault(self.setting, Failure(0, _PATIENCE // 2))
+        failure.patience *= 2
+        failure.again_at = step + failure.patience
+        limit = _LOWER * min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
+        found = self._take(c for c in self._candidates() if _of_the_setting(c) < limit)
+        if found is not None:
+            return found
+        self._in_vain += 1
+        return self.setting if self._in_vain <= _MOST_IN_VAIN else None
+
+    def progressed(self) -> None:
+        """A step or an evaluation got through."""
+        self._in_vain = 0
+
+    def up(self, step: int, allocator: float) -> Setting | None:
+        """A faster setting for which there is room: `allocator` bytes are there for tensors in all."""
+        if not self.enabled:
+            return None
+        now = self.choice
+        return self._take(
+            c for c in self._candidates()
+            if c.bill.need <= allocator
+            and c.tokens_per_s > _WORTH_CLIMBING * now.tokens_per_s
+            and not (c.setting in self._failed and self._failed[c.setting].again_at > step)
+        )  # fmt: skip
+
+    def _recent(self, step: int) -> list[Setting]:
+        """What ran out and is not to be tried yet; the present one among them."""
+        return [setting for setting, failure in self._failed.items() if failure.again_at > step]
+
+    def _candidates(self) -> Iterable[Choice]:
+        """In the same bits as now: whether they are low was decided, and announced, at the start."""
+        for setting in settings(self.question.config, self.question.shape, low_bit=not self.setting.exact):
+            fresh = setting.micro_batch not in self._sizes
+            if not (fresh and len(self._sizes) >= MOST_MICRO_BATCHES) and self._possible(setting):
+                yield self.question.answer(setting)
+
+    def _possible(self, setting: Setting) -> bool:
+        """Masters and states as they are: changing their bits would be another training."""
+        kept = ("master_weights", "optim_states", "compile")
+        return all(getattr(setting, name) == getattr(self.setting, name) for name in kept)
+
+    def _take(self, candidates: Iterable[Choice]) -> Setting | None:
+        boundless = replace(self.question, allowed=2**62, host_allowed=self.question.host_allowed)
+        found = fastest(boundless.answer(candidate.setting) for candidate in candidates)
+        if found is None:
+            return None
+        self.setting = found.setting
+        self._sizes.add(found.setting.micro_batch)
+        self.evaluation_batch = min(self.evaluation_batch, found.setting.micro_batch)
+        self.changes += 1
+        return found.setting
+
+
+def _of_the_setting(choice: Choice) -> int:
+    """Its peak without what every setting takes."""
+    return choice.bill.allocated - choice.bill.workspace.bytes
+
+
+def open_fit(question: Question, *, on_card: bool) -> Fit:
+    """The setting to begin with. On a CPU the config as it stands: its memory is not a card's."""
+    config = question.config
+    given = question.answer(setting_of(config, question.shape))
+    if not on_card:
+        return Fit(question, given.setting, enabled=config.auto_fit)
+    if not config.auto_fit:
+        if not given.fits:
+            raise _does_not_fit(question, given)
+        return Fit(question, given.setting, enabled=False)
+    if given.fits:
+        return Fit(question, given.setting, enabled=True)
+    found, exact = chosen(question)
+    if found is None:
+        raise _cannot_fit(question, smallest(exact))
+    return Fit(question, found.setting, enabled=True)
+
+
+def told_at_start(fit: Fit) -> list[str]:
+    """What differs from the config as it stands, and why."""
+    question, setting = fit.question, fit.setting
+    given = question.answer(setting_of(question.config, question.shape))
+    if setting == given.setting:
+        return []
+    need, there = (f"{choice.bill.process / GIB:.2f}" for choice in (given, fit.choice))
+    have = f"{question.allowed / GIB:.2f} GiB"
+    told = [f"as it stands it needs {need} of {have}: running with {setting.words()} instead ({there} GiB)"]
+    if not setting.exact and given.setting.exact:
+        told.append("nothing exact fits: this is low-bit training (bf16 masters, int8 states)")
+    return told
+
+
+def _does_not_fit(question: Question, given: Choice) -> UserError:
+    found, _ = chosen(question)
+    hint = f"fits: {found.setting.words()}; or auto_fit=True chooses" if found is not None else "onecard plan"
+    return UserError("this config does not fit, and auto_fit is off", _shortage(given), hint, exit_code=1)
+
+
+def _cannot_fit(question: Question, nearest: Choice) -> UserError:
+    """Whose fault it is: values the user pinned, or the model's size."""
+    fixed = tuple(pinned(question.config))
+    for names in (*((name,) for name in fixed), fixed):
+        found, _ = chosen(replace(question, config=_unpinned(question.config, names)))
+        if names and found is not None:
+            said = " and ".join(f"{name}={getattr(question.config, name)}" for name in names)
+            return UserError(
+                f"with {said} it cannot fit",
+                _shortage(nearest),
+                f"without: {found.setting.words()}, {_pace(found)}",
+                exit_code=1,
+            )
+    return UserError(
+        "this model does not fit in any setting",
+        _shortage(nearest),
+        "a smaller n_layer or n_embd, or a shorter block_size; `onecard plan --largest` says what fits",
+        exit_code=1,
+    )
+
+
+def _shortage(choice: Choice) -> str:
+    lines = sorted(choice.bill.all_lines(), key=lambda line: -line.bytes)[:4]
+    parts = ", ".join(f"{line.name} {line.gib:.2f}" for line in lines)
+    have = choice.question.allowed / GIB
+    if choice.short <= 0:
+        return f"{choice.host_short / GIB:.1f} GiB of host memory are missing"
+    return f"{choice.bill.process / GIB:.2f} GiB are needed ({parts} ...), {have:.2f} are there"
+
+
+def _pace(choice: Choice) -> str:
+    return f"{choice.tokens_per_s:,.0f} tokens/s expected"
+
+
+def _unpinned(config: RunConfig, names: tuple[str, ...]) -> RunConfig:
+    origins = {n: origin for n, origin in config.origins.items() if n not in names}
+    changes: dict[str, Any] = {**dict.fromkeys(names), "origins": origins}
+    return replace(config, **changes)
+
+
+def process_bytes(allocator: float) -> int:
+    """What the bill calls a process's memory, where tensors may take `allocator` bytes."""
+    return int(allocator) + CONTEXT

@@ -1,0 +1,155 @@
+"""Changing a run's setting while it runs: let go of the card, take the next one, go on with the same step.
+
+Where masters and states change place, all that training has learned waits in host memory meanwhile, so that
+nothing is lost if the next setting does not fit either.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import traceback
+
+import torch
+
+from onecard.plan.lines import GIB
+from onecard.plan.settings import Setting
+from onecard.run.checkpoint import TrainingState
+from onecard.train.engine import new_stepper, storage_of
+from onecard.train.fit import Fit
+from onecard.train.journal import Journal
+from onecard.train.memory import allocator_bytes, is_out_of_memory, peak_memory_gib
+from onecard.train.start import Run
+
+_CLIMB_EVERY = 32  # steps between looks at how much memory there is now
+
+
+class Refit:
+    """What the loop asks when memory runs out, and now and then when it may have come back."""
+
+    def __init__(self, run: Run, journal: Journal) -> None:
+        self.run, self.journal = run, journal
+
+    @property
+    def fit(self) -> Fit:
+        return self.run.fit
+
+    def after(self, error: BaseException, where: str) -> bool:
+        """Ran out in `where`: is there another setting to try again with? It is in place then."""
+        run, step = self.run, self.run.position.step
+        if not is_out_of_memory(error) or run.stepper is None or run.stepper.updating:
+            return False
+        if where == "evaluation" and self.fit.enabled and self.fit.evaluation_batch > 1:
+            self.fit.evaluation_batch //= 2
+            forget(error)
+            self.journal.tell(
+                [f"out of memory in evaluation: {self.fit.evaluation_batch} sequences at a time"]
+            )
+            return True
+        before = self.fit.choice
+        if self.fit.down(step) is None:
+            return False
+        peak, text = peak_memory_gib(run.device), first_line(error)
+        forget(error)
+        change_setting(run, step)
+        after = self.fit.choice
+        self.journal.refitted(
+            f"out of memory in {where}: going on with {after.setting.words()}", where=where, error=text,
+            before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
+            predicted_gib=round(before.bill.allocated / GIB, 3), now_gib=round(after.bill.allocated / GIB, 3),
+        )  # fmt: skip
+        return True
+
+    def climb(self) -> bool:
+        """A faster setting, if memory has come back. Looked at rarely: it costs a question to the driver."""
+        run, step = self.run, self.run.position.step
+        self.fit.progressed()
+        if not self.fit.changes or step % _CLIMB_EVERY:
+            return False
+        there = allocator_bytes(run.device, run.config.vram_limit, run.config.vram_reserve)
+        before = self.fit.choice
+        if self.fit.up(step, math.inf if there is None else there) is None:
+            return False
+        change_setting(run, step)
+        after = self.fit.choice
+        self.journal.refitted(
+            f"there is memory again: going on with {after.setting.words()}", where="climb",
+            before=before.setting.to_json(), after=after.setting.to_json(),
+            now_gib=round(after.bill.allocated / GIB, 3),
+            predicted_gain=round(after.tokens_per_s / before.tokens_per_s - 1, 3) if before.step else None,
+        )  # fmt: skip
+        return True
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def forget(error: BaseException) -> None:
+    """Frames of a traceback hold tensors: the very ones there is no room for."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def change_setting(run: Run, step: int) -> None:
+    """Put the fit's setting in place; the next one, and so on, where building it runs out itself."""
+    stepper = run.stepper
+    assert stepper is not None
+    stepper.release()
+    parked: TrainingState | None = None
+    while True:
+        setting = run.fit.setting
+        run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
+        if parked is None and storage_of(setting) == stepper.optimizer.storage:
+            return
+        try:
+            if parked is None:
+                parked = park(run)
+                del stepper
+            unpark(run, parked, setting)
+            return
+        except Exception as error:
+            if not is_out_of_memory(error) or run.fit.down(step) is None:
+                raise
+            run.stepper = None
+            _let_go(run, parked)
+            forget(error)
+
+
+def park(run: Run) -> TrainingState:
+    """All of training's state in host memory; the card is free afterwards."""
+    stepper = run.stepper
+    assert stepper is not None and not stepper.updating
+    here = stepper.export()
+    state = TrainingState(
+        weights={name: tensor.to("cpu", copy=True) for name, tensor in here.weights.items()},
+        optimizer={name: tensor.to("cpu", copy=True) for name, tensor in here.optimizer.items()},
+        scaler=here.scaler,
+    )
+    del here, stepper
+    run.stepper = None
+    _let_go(run, state)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return state
+
+
+def _let_go(run: Run, state: TrainingState | None) -> None:
+    """The model's own references to the card."""
+    assert state is not None
+    run.model.use_weights(state.weights)
+    run.model.forget_totals()
+
+
+def unpark(run: Run, state: TrainingState, setting: Setting) -> None:
+    """Go on where `park` left off, in this setting. The model's weights are the parked ones."""
+    stepper = new_stepper(run.model, run.config, setting, run.device, run.dtype, compiled=run.model.compiled)
+    stepper.restore(state.optimizer, state.scaler)
+    run.stepper = stepper
