@@ -6,11 +6,10 @@ and in company. Compiling takes longer than measuring, so that most settings are
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from onecard.config import RunConfig
@@ -264,7 +263,7 @@ def estimates(cases: Iterable[Case], card: str = "H200 SXM") -> list[tuple[Case,
 
 def tiny(case: Case) -> Case:
     """The same at a size that a CPU runs in a second: to try the script, not to measure."""
-    return dataclasses.replace(
+    return replace(
         case, n_layer=2, n_embd=64 if case.family == "gpt2" else 128, block=min(case.block, 2048) // 32,
         micro_batch=min(case.micro_batch, 2), vocab=256, loss_chunk=16 if case.loss_chunk else 0,
         compile=False, cuda_graphs=False, dtype="float32" if case.dtype == "float32" else "bfloat16",
@@ -272,5 +271,5 @@ def tiny(case: Case) -> Case:
 
 
 def as_row(case: Case) -> dict[str, Any]:
-    """For the results: every field, for a reader; `config` is what is read back."""
-    return {"name": case.name, "held_out": case.held_out, "config": case.to_json(), "all": asdict(case)}
+    """How a row of the results names it; `config` is what is read back."""
+    return {"name": case.name, "held_out": case.held_out, "config": case.to_json()}

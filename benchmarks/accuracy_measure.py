@@ -40,12 +40,15 @@ from onecard.optim.schedule import rates as rates_at
 from onecard.train import engine
 from onecard.train.step import Stepper
 
-with contextlib.suppress(ImportError):  # not on every machine; for the forks, as it takes long
-    import torch._dynamo
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
-
 _TOKENS = 2**21
 _PATIENCE = 12  # steps in which fp16's loss scale is found
+
+
+def import_compiler() -> None:
+    """Before the forks, each of which would need a second for it. None of it touches the card."""
+    with contextlib.suppress(ImportError):  # not on every machine
+        import torch._dynamo  # noqa: F401
+        import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
 
 
 @dataclass(frozen=True)
@@ -219,8 +222,7 @@ def run_capped(case: Case, device: str, need: int) -> Row:
     """In this fresh process from its first allocation on; what it finds takes the place of the earlier."""
 
     def work() -> Row:
-        if device.startswith("cuda"):
-            cap(need)
+        cap(need)
         row: Row = {"cap_bytes": need, "cap_in": "a process of its own"}
         steps: Steps | None = None
         try:
@@ -229,7 +231,7 @@ def run_capped(case: Case, device: str, need: int) -> Row:
             problem = steps.graph_problem()
         except torch.OutOfMemoryError as error:
             problem = str(error).splitlines()[0]
-        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if device != "cpu" else 0
+        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
         return row | {"ran_under_cap": problem is None, "cap_problem": problem, "cap_retries": retries,
                       "under_cap": steps.peaks() if steps is not None else None}  # fmt: skip
 

@@ -236,12 +236,12 @@ def call_of(options: argparse.Namespace) -> Row:
 
 
 def waiting(options: argparse.Namespace, rows: Sequence[Row]) -> list[Case]:
-    """What is asked for and not there yet."""
-    done = {row["name"] for row in rows}
+    """What is asked for and not there yet; what has failed before comes last."""
+    done = {row["name"] for row in rows if "error" not in row}
+    failed = {row["name"] for row in rows} - done
     cases = (tiny(case) if options.tiny else case for case in in_order(grid()))
-    return [
-        case for case in dict.fromkeys(cases) if case.name not in done and re.search(options.only, case.name)
-    ]
+    found = [c for c in dict.fromkeys(cases) if c.name not in done and re.search(options.only, c.name)]
+    return sorted(found, key=lambda case: case.name in failed)
 
 
 def to_try_again(options: argparse.Namespace, results: Row) -> Iterator[tuple[Case, Row]]:
@@ -259,6 +259,12 @@ class Run:
         from onecard.model.compiling import set_compile_cache
         from onecard.train.memory import use_expandable_segments
 
+        # Whoever asks whether there is a card must not begin to use it: its forks could not.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        if not options.late_imports:
+            from accuracy_measure import import_compiler
+
+            import_compiler()
         use_expandable_segments()  # as the trainer does, before the card is touched
         set_compile_cache()
         self.options, self.began = options, time.monotonic()
@@ -267,7 +273,7 @@ class Run:
             if not (options.resume or options.caps):
                 raise SystemExit(f"error: {options.out} exists\nhint: --resume goes on from it")
             self.results = json.loads(options.out.read_text())
-        self.rows: list[Row] = [row for row in self.results["rows"] if "error" not in row or options.caps]
+        self.rows: list[Row] = self.results["rows"]
         self.call = call_of(options)
         self.out: Path = (
             options.out or HERE / "results" / f"plan_accuracy_{card_slug(self.call['card'])}.json"
@@ -304,7 +310,7 @@ class Run:
             work = partial(measure, case, options.device, said["need"], said["seconds"])
             row = as_row(case) | {"call": len(self.results["calls"]) - 1, "predicted": said}
             row |= in_own_process(work, options.limit_seconds)
-            self.rows.append(row)
+            self.rows = [other for other in self.rows if other["name"] != case.name] + [row]
             self.save()
             self.say(case.name, row.get("error") or _line(row, said))
         self.save(left)
@@ -349,13 +355,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--worst", type=int, metavar="N", help="with --report: the N furthest off by each quantity")
     add("--rates", choices=RATES, default="card", help="what predictions of time start from")
     add("--out", type=Path, help="default: benchmarks/results/plan_accuracy_CARD.json")
-    add("--resume", action="store_true", help="go on from --out; what failed is measured again")
+    add("--resume", action="store_true", help="go on from --out; what failed is measured again, last")
     add("--caps", action="store_true", help="try again, in fresh processes, what is not known to run")
     add("--only", default="", help="a regular expression on names")
     add("--count", type=int, default=-1, help="measure no more than so many")
     add("--budget_seconds", type=float, default=540.0, help="start nothing that would end after that")
     add("--limit_seconds", type=float, default=120.0, help="stop a measurement after that")
     add("--bench_seconds", type=float, default=8.0, help="for measuring the machine, at every call")
+    add("--late_imports", action="store_true", help="of the compiler in each process: if forks fail without")
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--tiny", action="store_true", help="small and uncompiled: to try the script, not to measure")
     options = parser.parse_args(arguments)
@@ -367,6 +374,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if (options.device == "cpu") != options.tiny or (options.tiny and options.out is None):
         parser.error("--device cpu, --tiny and an --out of its own go together: they measure nothing")
+    if options.caps and options.tiny:
+        parser.error("--caps is about a card's memory")
     run = Run(options)
     if options.caps:
         run.try_caps()
