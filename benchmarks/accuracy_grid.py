@@ -28,7 +28,7 @@ HELD_OUT = 5  # one of so many is never fitted to
 # Seconds of a measurement besides its steps, on a machine with an H200 and 16 cores.
 _START, _PER_BILLION, _COMPILING = 6.0, 8.0, {"gpt2": 7.0, "nanochat-2025": 7.0, "nanochat-2026": 14.0}
 WARM_UP = 3  # the first compiles, the second may record a graph
-UNDER_CAP = 2
+UNDER_CAP = 2  # and as many under a tighter one
 APART = 1
 
 
@@ -253,7 +253,7 @@ def estimates(cases: Iterable[Case], card: str = "H200 SXM") -> list[tuple[Case,
         assert rates is not None
         step = case.step_time(rates).seconds
         seconds = _START + _PER_BILLION * case.shape.parameters / 1e9
-        seconds += (WARM_UP + timed_steps(case, step) + UNDER_CAP + APART) * step
+        seconds += (WARM_UP + timed_steps(case, step) + 2 * UNDER_CAP + APART) * step
         if case.code is not None and case.code not in seen:
             seen.add(case.code)
             seconds += _COMPILING[case.family]

@@ -106,10 +106,9 @@ def _ran(row: Row, need: int) -> bool | None:
     """Did it run in what is predicted today? None where that was not tried."""
     if row.get("ran_under_cap") is None:
         return None
-    tried = row["cap_bytes"]
     if row["ran_under_cap"]:
-        return True if need >= tried else None
-    return False if need <= tried else None
+        return True if need >= row["ran_in_bytes"] else None
+    return False if need <= row["cap_bytes"] else None
 
 
 def summary(rows: Sequence[Row]) -> Row:
