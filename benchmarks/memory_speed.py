@@ -30,6 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -231,8 +232,8 @@ def measure(case: Case) -> Row:
     return row
 
 
-def in_own_process(case: Case, limit_s: float) -> Row:
-    """A fork of this process, which has imported everything and not touched the card."""
+def in_own_process(work: Callable[[], Row], limit_s: float) -> Row:
+    """`work` in a fork of this process, which has imported everything and not touched the card."""
     import torch  # noqa: F401 - for the children: importing takes longer than measuring
 
     import onecard.train.step  # noqa: F401
@@ -245,7 +246,7 @@ def in_own_process(case: Case, limit_s: float) -> Row:
             with log.open("w") as sink:
                 for stream in (1, 2):
                     os.dup2(sink.fileno(), stream)
-                result.write_text(json.dumps(measure(case)))
+                result.write_text(json.dumps(work()))
             os._exit(0)
         deadline = time.monotonic() + limit_s
         how = f"stopped after {limit_s:g} s"
@@ -397,7 +398,8 @@ def run_all(options: argparse.Namespace) -> Row:
         if time.monotonic() - began > options.budget_seconds:
             unfinished.append(" ".join(map(str, name)))
             continue
-        row = dict(zip(NAME, name, strict=True)) | in_own_process(case, options.limit_seconds)
+        measured = in_own_process(partial(measure, case), options.limit_seconds)
+        row = dict(zip(NAME, name, strict=True)) | measured
         rows.append(row | {"case": asdict(replace(case, nanogpt=Path(case.nanogpt).name))})
         done.add(name)
         if "error" in row:

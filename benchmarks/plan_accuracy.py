@@ -1,0 +1,386 @@
+"""The planner's predictions held against this machine's GPU: peak memory and seconds of whole steps.
+
+    python benchmarks/plan_accuracy.py --list                      (the grid, and the time it will take)
+    python benchmarks/plan_accuracy.py --out FILE.json --resume    (measure what FILE does not have yet)
+    python benchmarks/plan_accuracy.py --out FILE.json --caps      (again under caps, in fresh processes)
+    python benchmarks/plan_accuracy.py --report FILE.json --worst 10
+    python benchmarks/plan_accuracy.py --device cpu --tiny --count 3 --out FILE.json    (does it run?)
+
+A process per configuration (a fork: peaks do not mix), in an order in which compiled code is used again.
+The file holds what was measured and what was predicted then; errors are always computed anew, from the
+formulas of today and the machine's figures in the file. A fifth of the configurations, by their hash, is
+held out: nothing is fitted to it, and it is reported apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+from accuracy_grid import Case, as_row, case_of, estimates, grid, in_order, tiny  # noqa: E402
+from memory_speed import Row, in_own_process, write  # noqa: E402
+
+from onecard.hardware.cards import match_card  # noqa: E402
+from onecard.hardware.measured import Measured, card_slug  # noqa: E402
+from onecard.plan.rates import Rates, rates_of  # noqa: E402
+
+MIB, GIB = 2**20, 2**30
+MEMORY, QUANTITIES = ("allocated", "reserved"), ("allocated", "reserved", "seconds")
+MEDIAN = {"allocated": 0.02, "reserved": 0.02, "seconds": 0.08}
+WORST = {"allocated": 0.06, "reserved": 0.06, "seconds": 0.20}
+WORST_BYTES = 64 * MIB  # of a small model, a percentage is less than the allocator's grain
+RATES = ("card", "bench")
+
+
+# --- predictions and errors: no torch
+
+
+def rates_for(call: Row, dtype: str, kind: str = "card") -> Rates | None:
+    """None where the card is not in the table (a CPU).
+
+    card: its figures, with the launches and the bus of this machine; bench: all as `onecard bench` found.
+    """
+    card = match_card(call["card"], call["memory_gib"])
+    if card is None:
+        return None
+    measured = Measured.from_json(call["bench"])
+    found = rates_of(card, dtype, measured)
+    if kind == "bench" or found is None:
+        return found
+    plain = rates_of(card, dtype)
+    assert plain is not None
+    return dataclasses.replace(
+        plain, launch=found.launch, to_card=found.to_card, to_host=found.to_host, source="the card's figures"
+    )
+
+
+def predict(case: Case, call: Row, kind: str = "card") -> Row:
+    """Bytes and seconds; for seconds None where the card is not known."""
+    capability = call["compute_capability"]
+    bill = case.bill(tuple(capability) if capability else None)
+    rates = rates_for(call, case.dtype, kind)
+    seconds = case.step_time(rates).seconds if rates is not None else None
+    return {
+        "allocated": bill.allocated, "reserved": bill.reserved, "need": bill.need, "host": bill.host,
+        "seconds": seconds,
+    }  # fmt: skip
+
+
+def recompute(results: Row, kind: str = "card") -> list[Row]:
+    """Every measured configuration with what the formulas of today say of it, and how far off that is."""
+    found = []
+    for row in results["rows"]:
+        if "error" in row:
+            continue
+        case = case_of(row["config"])
+        predicted, measured = predict(case, results["calls"][row["call"]], kind), row["measured"]
+        entry: Row = {"name": case.name, "held_out": case.held_out, "family": case.family}
+        for quantity in QUANTITIES:
+            said, was = predicted[quantity], measured[quantity]
+            entry[f"predicted_{quantity}"], entry[f"measured_{quantity}"] = said, was
+            known = said is not None and was is not None
+            entry[f"error_{quantity}"] = said / was - 1 if known else None
+            entry[f"within_{quantity}"] = _within(quantity, said, was) if known else None
+        found.append(entry | {"ran_under_cap": _ran(row, predicted["need"])})
+    return found
+
+
+def _within(quantity: str, said: float, was: float) -> bool:
+    least = WORST_BYTES if quantity in MEMORY else 0.0
+    return abs(said - was) <= max(WORST[quantity] * was, least)
+
+
+def _ran(row: Row, need: int) -> bool | None:
+    """Did it run in what is predicted today? None where that was not tried."""
+    if row.get("ran_under_cap") is None:
+        return None
+    if row["ran_under_cap"]:
+        return True if need >= row["ran_in_bytes"] else None
+    return False if need <= row["cap_bytes"] else None
+
+
+def summary(rows: Sequence[Row]) -> Row:
+    """Median and worst by what was fitted to and what was not, and whether the bars hold."""
+    splits = {
+        "fitted": [row for row in rows if not row["held_out"]],
+        "held_out": [row for row in rows if row["held_out"]],
+    }
+    return {name: _summary(those) for name, those in splits.items()}
+
+
+def _summary(rows: Sequence[Row]) -> Row:
+    found: Row = {"configurations": len(rows)}
+    for quantity in QUANTITIES:
+        known = [row for row in rows if row[f"error_{quantity}"] is not None]
+        if not known:
+            found[quantity] = None  # nothing was measured: no bar holds
+            continue
+        errors = [abs(row[f"error_{quantity}"]) for row in known]
+        median, worst = statistics.median(errors), max(errors)
+        beyond = [row["name"] for row in known if not row[f"within_{quantity}"]]
+        found[quantity] = {
+            "count": len(known), "median": median, "worst": worst,
+            "worst_name": known[errors.index(worst)]["name"], "beyond": beyond,
+            "holds": median <= MEDIAN[quantity] and not beyond,
+        }  # fmt: skip
+    for answer, name in ((True, "ran_under_cap"), (False, "ran_out"), (None, "not_tried")):
+        found[name] = [row["name"] for row in rows if row["ran_under_cap"] is answer]
+    return found
+
+
+# --- telling
+
+
+def report(results: Row, worst: int | None, kind: str) -> None:
+    """The table on stdout: all rows, or the worst by each quantity."""
+    rows = recompute(results, kind)
+    for call in results["calls"]:
+        bench = call["bench"]
+        print(
+            f"{call['card']}, torch {call['torch']}, {call['date']}: matmul {call['matmul_tflops']} TFLOPS, "
+            f"launch {bench['launch_us']:.2f} us, to the card {bench['h2d_gbps']:.1f} and back "
+            f"{bench['d2h_gbps']:.1f} GB/s"
+        )
+    print(f"{'':76}{'GiB allocated':>22}{'reserved':>9}{'ms a step':>24}  cap")
+    if worst is None:
+        for row in rows:
+            _show(row)
+    else:
+        for quantity in QUANTITIES:
+            known = [row for row in rows if row[f"error_{quantity}"] is not None]
+            print(f"furthest off in {quantity}:")
+            for row in sorted(known, key=lambda row: -abs(row[f"error_{quantity}"]))[:worst]:
+                _show(row)
+    failed = [row for row in results["rows"] if "error" in row]
+    for row in failed:
+        print(f"not measured: {row['name']}: {row['error']}")
+    for name, found in summary(rows).items():
+        print(f"{name.replace('_', ' ')}: {found['configurations']} configurations")
+        for quantity in QUANTITIES:
+            print(f"  {quantity:10}{_told(found[quantity], quantity)}")
+        ran, out, untried = (len(found[k]) for k in ("ran_under_cap", "ran_out", "not_tried"))
+        print(f"  {'under caps':10}{ran} ran, {out} ran out, {untried} not tried with today's need")
+        for name_of_it in found["ran_out"]:
+            print(f"    ran out: {name_of_it}")
+
+
+def _show(row: Row) -> None:
+    def percent(quantity: str) -> str:
+        error = row[f"error_{quantity}"]
+        return "-" if error is None else f"{error:+.1%}" + ("" if row[f"within_{quantity}"] else "!")
+
+    def pair(quantity: str, unit: float, decimals: int) -> str:
+        numbers = (row[f"predicted_{quantity}"], row[f"measured_{quantity}"])
+        return "/".join("-" if n is None else f"{n / unit:.{decimals}f}" for n in numbers)
+
+    cap = {True: "ran", False: "RAN OUT", None: "-"}[row["ran_under_cap"]]
+    mark = "*" if row["held_out"] else " "
+    print(
+        f"{mark}{row['name']:75}{pair('allocated', GIB, 2):>14}{percent('allocated'):>8}"
+        f"{percent('reserved'):>9}{pair('seconds', 1e-3, 1):>16}{percent('seconds'):>8}  {cap}"
+    )
+
+
+def _told(found: Row | None, quantity: str) -> str:
+    if found is None:
+        return "not measured"
+    bar = f"bars {MEDIAN[quantity]:.0%} and {WORST[quantity]:.0%}"
+    beyond = f"; beyond: {len(found['beyond'])}" if found["beyond"] else ""
+    verdict = "holds" if found["holds"] else "DOES NOT HOLD"
+    return (
+        f"median {found['median']:.2%}, worst {found['worst']:.2%} ({found['worst_name']}); "
+        f"{bar}: {verdict}{beyond}"
+    )
+
+
+def show_grid(cases: Sequence[Case], card: str) -> None:
+    total = 0.0
+    for case, step, seconds in estimates(cases, card):
+        bill, total = case.bill(), total + seconds
+        print(
+            f"{'*' if case.held_out else ' '}{case.name:75}{case.shape.parameters / 1e6:8.1f}M"
+            f"{bill.process / GIB:7.1f} GiB{bill.host / GIB:6.1f} GiB host{step * 1e3:8.1f} ms"
+            f"{seconds:6.1f} s"
+        )
+    held_out = sum(case.held_out for case in cases)
+    print(f"{len(cases)} configurations, {held_out} of them held out (*); about {total / 60:.0f} minutes")
+
+
+# --- measuring
+
+
+def call_of(options: argparse.Namespace) -> Row:
+    """The machine as this call finds it."""
+    from accuracy_measure import machine
+
+    row = in_own_process(partial(machine, options.device, options.bench_seconds), 120.0)
+    if "error" in row:
+        raise SystemExit(f"error: the machine cannot be measured: {row['error']}\n{row.get('trace', '')}")
+    if row["compile_problem"]:
+        raise SystemExit(f"error: torch.compile does not work here: {row['compile_problem']}")
+    told = {"date": time.strftime("%Y-%m-%d %H:%M"), "arguments": " ".join(sys.argv[1:])}
+    return told | row
+
+
+def waiting(options: argparse.Namespace, rows: Sequence[Row]) -> list[Case]:
+    """What is asked for and not there yet; what has failed before comes last."""
+    done = {row["name"] for row in rows if "error" not in row}
+    failed = {row["name"] for row in rows} - done
+    cases = (tiny(case) if options.tiny else case for case in in_order(grid()))
+    found = [c for c in dict.fromkeys(cases) if c.name not in done and re.search(options.only, c.name)]
+    return sorted(found, key=lambda case: case.name in failed)
+
+
+def to_try_again(options: argparse.Namespace, results: Row) -> Iterator[tuple[Case, Row]]:
+    """Rows that are not known to run in what is predicted for them today."""
+    states = {entry["name"]: entry["ran_under_cap"] for entry in recompute(results)}
+    for row in results["rows"]:
+        if states.get(row["name"], True) is not True and re.search(options.only, row["name"]):
+            yield case_of(row["config"]), row
+
+
+class Run:
+    """One call: within its time, the file written after every measurement."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from onecard.model.compiling import set_compile_cache
+        from onecard.train.memory import use_expandable_segments
+
+        # Whoever asks whether there is a card must not begin to use it: its forks could not.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        if not options.late_imports:
+            from accuracy_measure import import_compiler
+
+            import_compiler()
+        use_expandable_segments()  # as the trainer does, before the card is touched
+        set_compile_cache()
+        self.options, self.began = options, time.monotonic()
+        self.results: Row = {"what": "predicted and measured peaks and step times", "calls": [], "rows": []}
+        if options.out is not None and options.out.exists():
+            if not (options.resume or options.caps):
+                raise SystemExit(f"error: {options.out} exists\nhint: --resume goes on from it")
+            self.results = json.loads(options.out.read_text())
+        self.rows: list[Row] = self.results["rows"]
+        self.call = call_of(options)
+        self.out: Path = (
+            options.out or HERE / "results" / f"plan_accuracy_{card_slug(self.call['card'])}.json"
+        )
+        if options.out is None and self.out.exists():
+            raise SystemExit(f"error: {self.out} exists\nhint: --out={self.out} --resume goes on from it")
+        self.call["allocator"] = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get(
+            "PYTORCH_CUDA_ALLOC_CONF"
+        )
+        self.results |= {"card": self.call["card"], "calls": [*self.results["calls"], self.call]}
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def save(self, unfinished: Sequence[str] = ()) -> None:
+        self.results |= {"unfinished": list(unfinished), "rows": self.rows}
+        write(self.out, self.results)
+
+    def say(self, name: str, told: str) -> None:
+        print(f"[{self.elapsed:4.0f} s] {name} | {told}", file=sys.stderr, flush=True)
+
+    def measure(self) -> None:
+        from accuracy_measure import measure
+
+        options, left = self.options, []
+        measured = 0
+        for case, _, guess in estimates(waiting(options, self.rows)):
+            if measured == options.count or self.elapsed + guess > options.budget_seconds:
+                left.append(case.name)
+                continue
+            measured += 1
+            said = predict(case, self.call)
+            work = partial(measure, case, options.device, said["need"], said["seconds"])
+            row = as_row(case) | {"call": len(self.results["calls"]) - 1, "predicted": said}
+            row |= in_own_process(work, options.limit_seconds)
+            self.rows = [other for other in self.rows if other["name"] != case.name] + [row]
+            self.save()
+            self.say(case.name, row.get("error") or _line(row, said))
+        self.save(left)
+        print(f"{measured} measured in {self.elapsed:.0f} s, {len(left)} left: {self.out}", file=sys.stderr)
+
+    def try_caps(self) -> None:
+        from accuracy_measure import run_capped
+
+        left = []
+        for case, row in list(to_try_again(self.options, self.results)):
+            if self.elapsed + 15 > self.options.budget_seconds:
+                left.append(case.name)
+                continue
+            need = predict(case, self.results["calls"][row["call"]])["need"]
+            work = partial(run_capped, case, self.options.device, need)
+            found = in_own_process(work, self.options.limit_seconds)
+            told = found.get("error") or found["cap_problem"] or f"ran in {need / GIB:.3f} GiB"
+            if "error" not in found:
+                row |= {key: value for key, value in found.items() if key != "took"}
+            self.save()
+            self.say(case.name, told)
+        print(f"not tried for want of time: {len(left)}", file=sys.stderr)
+
+
+def _line(row: Row, said: Row) -> str:
+    measured, parts = row["measured"], []
+    for quantity, unit, name in (("allocated", GIB, "GiB"), ("reserved", GIB, "GiB"), ("seconds", 1, "s")):
+        was, guess = measured[quantity], said[quantity]
+        off = "" if was is None or guess is None else f" ({guess / was - 1:+.1%})"
+        parts.append("-" if was is None else f"{was / unit:.4g} {name}{off}")
+    cap = {True: "ran under its cap", False: f"RAN OUT: {row.get('cap_problem')}", None: "no cap"}
+    return ", ".join([*parts, cap[row["ran_under_cap"]], f"took {row['took']:.0f} s"])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--list", action="store_true", help="the grid in its order; * is held out")
+    add("--report", type=Path, metavar="FILE", help="errors of what FILE holds, by the formulas of today")
+    add("--worst", type=int, metavar="N", help="with --report: the N furthest off by each quantity")
+    add("--rates", choices=RATES, default="card", help="what predictions of time start from")
+    add("--out", type=Path, help="default: benchmarks/results/plan_accuracy_CARD.json")
+    add("--resume", action="store_true", help="go on from --out; what failed is measured again, last")
+    add("--caps", action="store_true", help="try again, in fresh processes, what is not known to run")
+    add("--only", default="", help="a regular expression on names")
+    add("--count", type=int, default=-1, help="measure no more than so many")
+    add("--budget_seconds", type=float, default=540.0, help="start nothing that would end after that")
+    add("--limit_seconds", type=float, default=120.0, help="stop a measurement after that")
+    add("--bench_seconds", type=float, default=8.0, help="for measuring the machine, at every call")
+    add("--late_imports", action="store_true", help="of the compiler in each process: if forks fail without")
+    add("--device", choices=["cuda", "cpu"], default="cuda")
+    add("--tiny", action="store_true", help="small and uncompiled: to try the script, not to measure")
+    options = parser.parse_args(arguments)
+    if options.list:
+        show_grid([c for c in in_order(grid()) if re.search(options.only, c.name)], "H200 SXM")
+        return
+    if options.report is not None:
+        report(json.loads(options.report.read_text()), options.worst, options.rates)
+        return
+    if (options.device == "cpu") != options.tiny or (options.tiny and options.out is None):
+        parser.error("--device cpu, --tiny and an --out of its own go together: they measure nothing")
+    if options.caps and options.tiny:
+        parser.error("--caps is about a card's memory")
+    run = Run(options)
+    if options.caps:
+        run.try_caps()
+    else:
+        run.measure()
+
+
+if __name__ == "__main__":
+    main()
