@@ -32,7 +32,7 @@ class PlainCatalog(Catalog):
     """With the headers that mean something, and no others."""
 
     @property
-    def mime_headers(self) -> list[tuple[str, str]]:  # type: ignore[override]
+    def mime_headers(self) -> list[tuple[str, str]]:
         headers = [
             ("Project-Id-Version", "onecard"),
             ("MIME-Version", "1.0"),

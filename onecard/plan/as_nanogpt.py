@@ -82,7 +82,15 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     title = f"[bold]nanoGPT[/bold], {model_name(shape)} · {target.card.name} · {question.dtype}"
     out.print(title, highlight=False)
     table = Table(box=None, pad_edge=False)
-    for name in ("", _("allocated GiB"), _("reserved GiB"), _("with CUDA itself"), _(_("tokens/s")), _("time"), ""):
+    for name in (
+        "",
+        _("allocated GiB"),
+        _("reserved GiB"),
+        _("with CUDA itself"),
+        _("tokens/s"),
+        _("time"),
+        "",
+    ):
         table.add_column(name, justify="left" if not name else "right")
     for compiled, bill, step in rows:
         whole = bill.reserved + CONTEXT

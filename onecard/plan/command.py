@@ -82,7 +82,7 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
             time=duration(seconds)
         )
         table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-        for name in (_("parameters"), _("layers × width"), _("tokens"), _(_("tokens/s")), _("loss")):
+        for name in (_("parameters"), _("layers × width"), _("tokens"), _("tokens/s"), _("loss")):
             table.add_column(name, justify="right")
         for candidate in candidates:
             shape, loss = candidate.choice.question.shape, candidate.loss
