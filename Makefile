@@ -1,5 +1,6 @@
 # make demo    from nothing to a trained, sampled GPT in a few minutes, on the GPU or the CPU
 # make test    the test suite          make lint    ruff and mypy
+# make catalogues                      what people read, extracted and compiled for translation
 # make gpu-test PYTHON=...             tests marked gpu with a given interpreter, nothing installed
 # Needs Python >= 3.11 and a package index; everything goes into .venv.
 
@@ -11,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # Two cores run two workers; each test process computes with one thread.
 WORKERS ?= auto
 
-.PHONY: demo test lint format golden gpu-test clean
+.PHONY: demo test lint format golden catalogues gpu-test clean
 .DEFAULT_GOAL := demo
 
 $(BIN)/python:
@@ -51,6 +52,11 @@ format: $(VENV)/.dev
 # After a change that is meant to move the losses; look at the difference before committing it.
 golden: $(VENV)/.dev
 	ONECARD_RECORD_GOLDEN=1 $(BIN)/python -m pytest tests/train/test_golden.py
+
+# After a change of what `_()` says. Sentences without a translation are named; they go into the .po files, and
+# make catalogues once more compiles them.
+catalogues: $(VENV)/.dev
+	$(BIN)/python tools/catalogues.py
 
 # By name, not by marker alone: collecting the other files would import what a GPU machine may lack.
 gpu-test:

@@ -1,32 +1,57 @@
 """The language a person reads: English in the code, the others as gettext catalogues under locale/.
 
-ONECARD_LANG decides, else the usual variables (LANGUAGE, LC_ALL, LC_MESSAGES, LANG). What programs read
-(JSON, logs, keys, formulas) stays English. Catalogues are .po files with their compiled .mo beside them; a
-test holds the two together.
+ONECARD_LANG decides, else the usual variables (LANGUAGE, LC_ALL, LC_MESSAGES, LANG): the first that is set.
+LANGUAGE may be a list, as everywhere (fr:es:en); of it the first language that there is counts. C and POSIX
+mean English, and so does a language that is not here.
+
+What programs read (JSON, logs, keys, formulas) stays English: with --json a command speaks English
+altogether. Numbers keep Python's form, with a decimal point, in every language for now.
+
+Catalogues are .po files with their compiled .mo beside them; `make catalogues` writes both, and a test holds
+them together.
 """
 
 from __future__ import annotations
 
 import gettext
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
 LANGUAGES = ("en", "es", "de")
 CATALOGUES = Path(__file__).parent / "locale"
 
+_english_only: ContextVar[bool] = ContextVar("english_only", default=False)
+
 
 def wanted_language() -> str:
     """The first language asked for that there is; English otherwise."""
+    if _english_only.get():
+        return "en"
     names = (os.environ.get(n, "") for n in ("ONECARD_LANG", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"))
     asked = next((name for name in names if name), "en")
     for name in asked.split(":"):
-        language = name.partition(".")[0].partition("_")[0].lower()
+        # es, es_MX, es_MX.UTF-8, de_DE@euro, and es-MX as people write it
+        language = re.split(r"[-_.@]", name.strip(), maxsplit=1)[0].lower()
         if language in LANGUAGES:
             return language
         if language in ("c", "posix"):
             break
     return "en"
+
+
+@contextmanager
+def english(on: bool = True) -> Iterator[None]:
+    """For what a program will read: inside, sentences are English whatever the reader's language."""
+    before = _english_only.set(on or _english_only.get())
+    try:
+        yield
+    finally:
+        _english_only.reset(before)
 
 
 @cache
@@ -40,4 +65,5 @@ def _(text: str) -> str:
 
 
 def ngettext(one: str, many: str, count: int) -> str:
+    """The same where the number decides between two forms."""
     return _catalogue(wanted_language()).ngettext(one, many, count)

@@ -10,6 +10,8 @@ import pytest
 
 # Before anything imports torch: one thread a process, or parallel test workers fight over the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Sentences are compared in English, whatever the locale of the machine.
+os.environ["ONECARD_LANG"] = "en"
 # No test may reach a service outside.
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -71,7 +71,7 @@ class Answer:
     def alternatives(self) -> list[tuple[str, Choice]]:
         """The Pareto table: nothing that another row beats in speed and, nearly, in memory."""
         rows = by_kind(self.question)
-        fitting = [choice for _, choice in rows if choice.fits]
+        fitting = [choice for _name, choice in rows if choice.fits]
         kept = []
         for name, choice in rows:
             beaten = any(
@@ -180,7 +180,7 @@ def answer(config: RunConfig, target: Target, options: Options, now: datetime) -
         raise UserError(
             _("this run has no steps to plan"),
             _("max_iters is {n}").format(n=config.max_iters),
-            "--max_iters=6000, or a horizon in tokens: --tokens=3.1B",
+            _("--max_iters=6000, or a horizon in tokens: --tokens=3.1B"),
         )
     question = question_of(config, target)
     choice, exact = chosen(question)

@@ -82,7 +82,15 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     title = f"[bold]nanoGPT[/bold], {model_name(shape)} · {target.card.name} · {question.dtype}"
     out.print(title, highlight=False)
     table = Table(box=None, pad_edge=False)
-    for name in ("", _("allocated GiB"), _("reserved GiB"), _("with CUDA itself"), "tokens/s", _("time"), ""):
+    for name in (
+        "",
+        _("allocated GiB"),
+        _("reserved GiB"),
+        _("with CUDA itself"),
+        _("tokens/s"),
+        _("time"),
+        "",
+    ):
         table.add_column(name, justify="left" if not name else "right")
     for compiled, bill, step in rows:
         whole = bill.reserved + CONTEXT
@@ -104,12 +112,12 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     out.print(table)
     out.print()
     lines = Table(box=None, pad_edge=False, title_justify="left", title_style="bold")
-    lines.title = _("nanoGPT's peak ({moment})").format(moment=asked[1].moment)
+    lines.title = _("nanoGPT's peak ({moment})").format(moment=_(asked[1].moment))
     lines.add_column(_("what"))
     lines.add_column("GiB", justify="right")
     lines.add_column(_("formula"), style="dim")
     for line in sorted(asked[1].lines, key=lambda line: -line.bytes):
         if line.bytes >= GIB / 200:
-            lines.add_row(line.name, f"{line.gib:.3f}", line.formula)
+            lines.add_row(_(line.name), f"{line.gib:.3f}", line.formula)
     out.print(lines)
     return 0 if fits else 1

@@ -11,7 +11,7 @@ from typing import Any
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.knobs import load_config
-from onecard.language import _
+from onecard.language import _, english
 from onecard.plan.answer import Answer, answer
 from onecard.plan.largest import Size, best_for_time, largest_models, longest_blocks
 from onecard.plan.lines import GIB
@@ -23,9 +23,14 @@ _WEEK = 7 * 86400.0
 
 def plan_command(words: Sequence[str], also_known: frozenset[str] = frozenset()) -> int:
     options, rest = split_words(words)
+    with english(options.json):
+        return _plan(options, rest, also_known)
+
+
+def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
     config = load_config(RunConfig, rest, also_known)
     for note in config.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(_("note: {text}").format(text=note), file=sys.stderr)
     target = find_target(config, options.gpu, options.host_ram)
     now = datetime.now()
     if options.as_ == "nanogpt":
@@ -77,7 +82,7 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
             time=duration(seconds)
         )
         table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-        for name in (_("parameters"), _("layers × width"), _("tokens"), "tokens/s", _("loss")):
+        for name in (_("parameters"), _("layers × width"), _("tokens"), _("tokens/s"), _("loss")):
             table.add_column(name, justify="right")
         for candidate in candidates:
             shape, loss = candidate.choice.question.shape, candidate.loss
@@ -97,7 +102,7 @@ def _table_of_sizes(out: Any, title: str, sizes: list[Size], target: Target) -> 
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-    for name in ("", _("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), "tokens/s"):
+    for name in ("", _("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), _("tokens/s")):
         table.add_column(name, justify="left" if not name else "right")
     for size in sizes:
         choice = size.choice

@@ -42,7 +42,7 @@ def find_target(config: RunConfig, gpu: str | None, host_ram: float | None = Non
         if not capacity:
             raise UserError(
                 _("the driver does not tell how much memory {name} has").format(name=local.name),
-                hint="--gpu NAME, or --vram_limit GIB",
+                hint=_("--gpu NAME, or --vram_limit GIB"),
             )
         card = local.card or Card(local.name, capacity / GIB, compute_capability=local.compute_capability)
         taken = capacity - local.free_bytes if local.free_bytes is not None else 0

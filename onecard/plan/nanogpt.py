@@ -28,6 +28,7 @@ from math import prod
 from typing import Any
 
 from onecard.errors import UserError
+from onecard.language import _
 from onecard.plan.caching_allocator import CachingAllocator
 from onecard.plan.lines import Line, total
 from onecard.plan.nanogpt_compiled import CompiledStep
@@ -95,9 +96,15 @@ def measured_peers() -> tuple[dict[str, Any], ...]:
 
 def _check(shape: GPT2Shape, batch_size: int, dtype: str, dropout: float, accumulation: int) -> None:
     if dtype not in DTYPES:
-        raise UserError(f"dtype is '{dtype}'", "nanoGPT knows " + ", ".join(DTYPES))
+        raise UserError(
+            _("dtype is '{dtype}'").format(dtype=dtype),
+            _("nanoGPT knows {names}").format(names=", ".join(DTYPES)),
+        )
     if not 0 <= dropout < 1:
-        raise UserError(f"dropout is {dropout}", "it is a probability, from 0 to below 1")
+        raise UserError(
+            _("{name} is {value}").format(name="dropout", value=dropout),
+            _("it is a probability, from 0 to below 1"),
+        )
     counts = {
         "batch_size": batch_size, "gradient_accumulation_steps": accumulation, "n_layer": shape.n_layer,
         "n_head": shape.n_head, "n_embd": shape.n_embd, "vocab_size": shape.vocab_size,
@@ -105,11 +112,13 @@ def _check(shape: GPT2Shape, batch_size: int, dtype: str, dropout: float, accumu
     }  # fmt: skip
     for name, value in counts.items():
         if value < 1:
-            raise UserError(f"{name} is {value}", "it has to be 1 or more")
+            raise UserError(
+                _("{name} is {value}").format(name=name, value=value), _("it has to be 1 or more")
+            )
     if shape.n_embd % shape.n_head:
         raise UserError(
-            f"n_embd is {shape.n_embd} and n_head {shape.n_head}",
-            "every head has as many channels as the others",
+            _("n_embd is {width} and n_head {heads}").format(width=shape.n_embd, heads=shape.n_head),
+            _("every head has as many channels as the others"),
         )
 
 
@@ -121,7 +130,9 @@ def _lines(heap: CachingAllocator) -> tuple[Line, ...]:
         terms.setdefault(what, []).append((count * prod(factors), text))
     lines = [
         Line(
-            what, sum(size for size, _ in parts), " + ".join(text for _, text in sorted(parts, reverse=True))
+            what,
+            sum(size for size, _text in parts),
+            " + ".join(text for _size, text in sorted(parts, reverse=True)),
         )
         for what, parts in terms.items()
     ]

@@ -23,25 +23,61 @@ _GROUPS = (
     ("weights", ("weights",)),
     ("gradients", ("gradients", "a matrix's gradient")),
     ("optimizer", ("optimizer", "Muon", "visitors")),
-    ("activations", ("kept", "gradient", "a layer", "attention", "last hidden", "tokens", "rotary")),
-    ("logits", ("a chunk",)),
+    (
+        "activations",
+        ("kept", "gradient", "a layer", "attention", "last hidden", "tokens", "rotary", "keys", "reading"),
+    ),
+    ("logits", ("a chunk", "logits")),
     ("libraries", ("matmul", "allocator", "CUDA", "the recorded")),
 )
 
 
 def names_to_translate() -> list[str]:
     """Names that come from other modules, where they are keys for programs."""
-    return [
+    bill = [
         _("weights (masters)"), _("weights to compute with"), _("gradients"), _("optimizer states"),
         _("visitors from host memory"), _("Muon's room"), _("kept for the backward pass"),
         _("tokens and targets"), _("gradient of the first layer's input"), _("rotary angles"),
         _("last hidden state and its gradient"), _("a chunk of logits"), _("gradient between layers"),
         _("a layer's temporaries"), _("attention's sums"), _("attention in the open"),
-        _("a matrix's gradient before rounding"), _("matmul workspaces"), _("allocator's slack"),
-        _("CUDA itself"), _("the recorded graph"), _("loss"), _("backward pass of a layer"), _("evaluation"),
-        _("evaluation's loss"), _("sampling"), _("weights"), _("optimizer"), _("activations"), _("logits"),
-        _("libraries"), _("exact"), _("low-bit"), _("start"), _("compile"), _("free"),
+        _("a matrix's gradient before rounding"), _("a layer's values"), _("last hidden state"),
+        _("keys and values"), _("reading the prompt"), _("logits of the next token"), _("matmul workspaces"),
+        _("allocator's slack"), _("CUDA itself"), _("the recorded graph"), _("the model while it is built"),
+        _("states while a checkpoint is read"), _("torch and the data on their way"),
     ]  # fmt: skip
+    moments = [
+        _("loss"), _("backward pass of a layer"), _("evaluation"), _("evaluation's loss"), _("sampling"),
+    ]  # fmt: skip
+    groups = [_("weights"), _("optimizer"), _("activations"), _("logits"), _("libraries")]
+    ways = [
+        _("exact"), _("low-bit"), _("recompute mlp"), _("recompute block"), _("recompute none"),
+        _("offload optimizer"), _("offload gradients"), _("offload none"), _("start"), _("compile"),
+    ]  # fmt: skip
+    nanogpt = [
+        _("AdamW's two averages"), _("16-bit copies of the weights"), _("residual stream"),
+        _("normalised residual stream"), _("layer norms' outputs"), _("queries, keys, values"),
+        _("attention's outputs"), _("MLP before GELU"), _("MLP after GELU"), _("dropout masks"),
+        _("norms' and attention's statistics"), _("log softmax of the logits"), _("log softmax in float32"),
+        _("gradient of the logits"), _("zeros as gradient of the returned logits"),
+        _("passing values of forward and backward"), _("gradients of this micro-batch"),
+        _("cuBLAS workspaces"), _("rounding to whole blocks"), _("forward"), _("backward of the loss"),
+        _("backward of the layers"), _("end of the backward, at the embedding"), _("optimizer step"),
+    ]  # fmt: skip
+    return [*bill, *moments, *groups, *ways, *nanogpt]
+
+
+def way_name(name: str) -> str:
+    """The name of a way or a stage, part by part: "exact, recompute block", "micro-batch 12"."""
+    return ", ".join(_way_part(part) for part in name.split(", "))
+
+
+def _way_part(part: str) -> str:
+    words, _space, number = part.rpartition(" ")
+    if words == "micro-batch":
+        return _("micro-batch {n}").format(n=number)
+    if words == "loss chunk":
+        return _("loss chunk {n}").format(n=number)
+    return _(part)
 
 
 def duration(seconds: float) -> str:
@@ -61,7 +97,8 @@ def model_name(shape: Shape) -> str:
     names = {"gpt2": "GPT-2", "nanochat-2025": "nanochat 2025", "nanochat-2026": "nanochat 2026"}
     millions = shape.parameters / 1e6
     size = f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.2f}B"
-    return f"{names[shape.arch]} {size}, {shape.n_layer} × {shape.n_embd}, {_('block')} {shape.block_size}"
+    block = _("block")
+    return f"{names[shape.arch]} {size}, {shape.n_layer} × {shape.n_embd}, {block} {shape.block_size}"
 
 
 def show(answer: Answer, console: Console) -> None:
@@ -152,7 +189,8 @@ def memory_table(choice: Choice, *, formulas: bool) -> Table:
     for line in bill.all_lines():
         if line.bytes >= GIB / 1000 or formulas:
             table.add_row(_(line.name), f"{line.gib:.3f}", *([line.formula] if formulas else []))
-    table.add_row(f"[bold]{_('the card must have free')}[/bold]", f"[bold]{bill.process / GIB:.3f}[/bold]")
+    whole = _("the card must have free")
+    table.add_row(f"[bold]{whole}[/bold]", f"[bold]{bill.process / GIB:.3f}[/bold]")
     if bill.host:
         table.add_row(_("host memory, offloaded"), f"{bill.host / GIB:.3f}")
     return table
@@ -177,9 +215,9 @@ def bar(choice: Choice, capacity: int) -> RenderableType:
     text.append("" if over else "░" * (_WIDTH - round(used / scale * _WIDTH)), style="bright_black")
     if not over:
         legend.append(" ░ ", style="bright_black")
-        legend.append(f"{_('free')} {(capacity - used) / GIB:.2f}")
+        legend.append(_("free") + f" {(capacity - used) / GIB:.2f}")
     else:
-        text.append(f" {_('over')}", style="red")
+        text.append(" " + _("over"), style="red")
     return text.append("\n").append_text(legend)
 
 
@@ -207,7 +245,11 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     table.add_row(_("speed"), speed)
     rates = answer.question.rates
     assert rates is not None
-    source = _("from {source}").format(source=rates.source)
+    measured = answer.target.measured
+    source = _("the card's figures")
+    if measured is not None:
+        source = _("onecard bench of {date}").format(date=measured.date)
+    source = _("from {source}").format(source=source)
     if not rates.calibrated:
         source += "; " + _("this card is not calibrated, expect ±25%: `onecard bench` measures yours")
     table.add_row("", f"[dim]{source}[/dim]")
@@ -253,7 +295,7 @@ def comparison(answer: Answer) -> Table:
     table = Table(
         box=None, pad_edge=False, title=_("Ways to run it"), title_justify="left", title_style="bold"
     )
-    for name, justify in ((_("way"), "left"), (_("micro-batch"), "right"), ("tokens/s", "right"),
+    for name, justify in ((_("way"), "left"), (_("micro-batch"), "right"), (_("tokens/s"), "right"),
                           (_("time"), "right"), ("GiB", "right"), (_("host GiB"), "right"),
                           ("kWh", "right"), (answer.options.currency, "right"),
                           (_("notes"), "left")):  # fmt: skip
@@ -264,7 +306,7 @@ def comparison(answer: Answer) -> Table:
         if choice.fits and answer.choice is not None and choice.setting == answer.choice.setting:
             note = _("chosen")
         table.add_row(
-            name, str(choice.setting.micro_batch),
+            way_name(name), str(choice.setting.micro_batch),
             f"{choice.tokens_per_s:,.0f}" if choice.step else "-",
             duration(cost.seconds) if cost else "-", f"{choice.bill.process / GIB:.2f}",
             f"{choice.bill.host / GIB:.1f}" if choice.bill.host else "",
@@ -288,14 +330,14 @@ def stage_table(answer: Answer) -> Table:
     for name, justify in (
         (_("turn on"), "left"),
         ("GiB", "right"),
-        ("tokens/s", "right"),
+        (_("tokens/s"), "right"),
         (_("gain"), "right"),
     ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     before: Choice | None = None
     for name, choice in answer.stages():
         gain = choice.tokens_per_s / before.tokens_per_s - 1 if before and before.tokens_per_s else None
-        shown = f"{name}: {choice.setting.words()}" if before is None else name
+        shown = f"{way_name(name)}: {choice.setting.words()}" if before is None else way_name(name)
         table.add_row(
             shown, f"{choice.bill.process / GIB:.2f}", f"{choice.tokens_per_s:,.0f}",
             "" if gain is None else f"{gain:+.0%}",

@@ -15,7 +15,7 @@ from onecard.errors import UserError
 from onecard.hardware.cards import Card, find_card, match_card
 from onecard.hardware.machine import local_gpus
 from onecard.knobs import knobs, load_config
-from onecard.language import _, ngettext
+from onecard.language import _, english, ngettext
 from onecard.report.eta import Eta, Range, estimate
 from onecard.report.known import Known
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, decode, read_log
@@ -33,6 +33,13 @@ PROGRAMS = {
 
 def eta_command(
     source: str, known: Known, *, tokens: str | None, config_file: str | None, gpu: str | None, as_json: bool
+) -> int:
+    with english(as_json):
+        return _eta(source, known, tokens, config_file, gpu, as_json)
+
+
+def _eta(
+    source: str, known: Known, tokens: str | None, config_file: str | None, gpu: str | None, as_json: bool
 ) -> int:
     card = find_card(gpu) if gpu is not None else None
     known = _with_options(known, tokens, config_file)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onecard.errors import UserError
+from onecard.language import _
 
 NANOGPT, NANOCHAT, NANOCHAT_2025 = "nanogpt", "nanochat", "nanochat-2025"
 ONECARD, HUGGINGFACE = "onecard", "huggingface"
@@ -66,8 +67,8 @@ def decode(content: bytes) -> str:
     """Text of a file whatever wrote it: PowerShell's `>` writes UTF-16, others anything."""
     if len(content) > MAX_BYTES:
         raise UserError(
-            "this is too large for a log",
-            f"it has more than {MAX_BYTES:,} bytes",
+            _("this is too large for a log"),
+            _("it has more than {n:,} bytes").format(n=MAX_BYTES),
             "tail -n 2000 LOG | onecard eta -",
         )
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
