@@ -101,7 +101,7 @@ class Steps:
         model = filled_model(case)
         model.attention_kernel = kernel
         notes: list[str] = []
-        stepper = engine.build_stepper(model, self.config, device, case.dtype, notes)
+        stepper = engine.build_stepper(model, self.config, case.setting, device, case.dtype, notes)
         assert stepper is not None
         self.stepper: Stepper = stepper
         numbers = np.random.default_rng(0).integers(0, shape.vocab_size, _TOKENS, dtype=np.uint16)
