@@ -35,12 +35,22 @@ onecard: pretrain language models on the one graphics card you own
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train: onecard train CONFIG.py [--name=value ...] [--json]; nanoGPT's configs and flags as they are."""
+    """Train: onecard train CONFIG.py [--name=value ...] [--json]; nanoGPT's configs and flags as they are.
+
+    onecard train --out_dir=FOLDER --pause        a running job lets go of the card, its state in host memory
+    onecard train --out_dir=FOLDER --resume-now   and takes it again, where it was"""
     as_json = "--json" in arguments
-    arguments = [word for word in arguments if word != "--json"]
-    from onecard.run.directory import load_run_config
+    asked = next((word for word in arguments if word in ("--pause", "--resume-now")), None)
+    arguments = [word for word in arguments if word not in ("--json", "--pause", "--resume-now")]
+    from onecard.run.directory import RunDirectory, load_run_config
 
     config = load_run_config(arguments, also_known=_names(SampleConfig))
+    if asked is not None:
+        from onecard.run.pause import ask_to_go_on, ask_to_pause
+
+        ask = ask_to_pause if asked == "--pause" else ask_to_go_on
+        print(ask(RunDirectory(config.out_dir)))
+        return 0
     need_package("torch", "train", "training")
     from onecard.train.loop import train as run_training
 

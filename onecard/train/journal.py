@@ -86,6 +86,18 @@ class Journal:
         self.recorder.event("refitted", step=self.run.position.step, text=text, **facts)
         self.summary.refits += 1
 
+    def paused(self) -> None:
+        out = self.run.config.out_dir
+        self.display.say(
+            f"paused at step {self.run.position.step:,}: the card is free; "
+            f"`onecard train --out_dir={out} --resume-now` goes on", "yellow",
+        )  # fmt: skip
+        self.recorder.event("paused", step=self.run.position.step)
+
+    def going_on(self) -> None:
+        self.display.say("going on", "yellow")
+        self.recorder.event("went on", step=self.run.position.step)
+
     def worked(self, seconds: float, steps: int = 0) -> None:
         """Time spent training, and the steps taken in it."""
         self._unlogged_seconds += seconds

@@ -20,6 +20,7 @@ from onecard.hardware.machine import resolve_device
 from onecard.model.compiling import too_many_shapes
 from onecard.optim.schedule import rates, shown_rate
 from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
+from onecard.run.pause import PauseRequest
 from onecard.train.evaluate import evaluate_both
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
@@ -66,6 +67,7 @@ class Training:
         assert run.stepper is not None, "opened for evaluation only"
         self.run, self.config, self.position = run, run.config, run.position
         self.journal, self.stop, self.refit = journal, stop, Refit(run, journal)
+        self.pause = PauseRequest(run.directory)
         self.saved_step = run.saved_step
         self.val_loss_of_step: tuple[int, float] | None = None
         self._glanced = time.perf_counter()
@@ -101,6 +103,10 @@ class Training:
                     self._evaluate(final=last)
                 if last or self.stop():
                     return True
+                if self.pause():
+                    self._settle()
+                    self.refit.pause(self.pause, self.stop)
+                    return False
                 doing = "training"
                 self._step(batches)
             except Exception as error:
@@ -109,6 +115,10 @@ class Training:
                 return False
             if self.refit.climb():
                 return False
+
+    def _called_off(self) -> bool:
+        """What is being done is not to be finished; the step will be done again, or never."""
+        return self.stop() or self.pause()
 
     @property
     def stepper(self) -> Stepper:
@@ -133,7 +143,7 @@ class Training:
         result = self.stepper.run(
             micros,
             rates(step, self.config),
-            stop=self.stop,
+            stop=self._called_off,
             on_micro=lambda done, total: self.journal.display.inside("micro-batch", done, total),
         )
         if result is None:
@@ -187,9 +197,9 @@ class Training:
         self._settle()
         step, position = self.position.step, self.position
         self.stepper.release()
-        found = evaluate_both(self.run, self.journal.display.inside, self.stop)
+        found = evaluate_both(self.run, self.journal.display.inside, self._called_off)
         if found is None:
-            return  # interrupted; the loop sees it too
+            return  # the loop sees why
         if not math.isfinite(found.val_loss):
             raise self._diverged(f"the validation loss is {found.val_loss} at step {step}")
         best_before = position.best_val_loss
@@ -224,7 +234,7 @@ class Training:
             "config": self.config.values(),
             "versions": {"onecard": __version__, "torch": torch.__version__},
         }
-        path = save_checkpoint(run.directory.checkpoints, step, self.stepper.export(), state)
+        path = save_checkpoint(run.directory.checkpoints, step, run.parked or self.stepper.export(), state)
         self.saved_step = step
         self.journal.saved(step, path)
 

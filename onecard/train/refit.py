@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 import traceback
+from collections.abc import Callable
 
 import torch
 
 from onecard.plan.lines import GIB
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
+from onecard.run.pause import PauseRequest
 from onecard.train.engine import new_stepper, storage_of
 from onecard.train.fit import Fit
 from onecard.train.journal import Journal
 from onecard.train.memory import allocator_bytes, is_out_of_memory, peak_memory_gib
 from onecard.train.start import Run
 
+_PAUSED_LOOK = 0.1  # seconds
 _CLIMB_EVERY = 32  # steps between looks at how much memory there is now
 
 
@@ -59,6 +63,20 @@ class Refit:
             predicted_gib=round(before.bill.allocated / GIB, 3), now_gib=round(after.bill.allocated / GIB, 3),
         )  # fmt: skip
         return True
+
+    def pause(self, wanted: PauseRequest, stop: Callable[[], bool]) -> None:
+        """The card is free until the wish is taken back, or the run is to end."""
+        run, step = self.run, self.run.position.step
+        run.parked = park(run)
+        wanted.granted()
+        self.journal.paused()
+        while wanted() and not stop():
+            time.sleep(_PAUSED_LOOK)
+        if not stop():
+            bring_back(run, run.parked, step)
+            run.parked = None
+            self.journal.going_on()
+        wanted.over()
 
     def climb(self) -> bool:
         """A faster setting, if memory has come back. Looked at rarely: it costs a question to the driver."""
@@ -99,23 +117,25 @@ def forget(error: BaseException) -> None:
 
 def change_setting(run: Run, step: int) -> None:
     """Put the fit's setting in place; the next one, and so on, where building it runs out itself."""
-    stepper = run.stepper
-    assert stepper is not None
-    stepper.release()
-    parked: TrainingState | None = None
+    assert run.stepper is not None
+    run.stepper.release()
+    setting = run.fit.setting
+    run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
+    if storage_of(setting) != run.stepper.optimizer.storage:
+        bring_back(run, park(run), step)
+
+
+def bring_back(run: Run, parked: TrainingState, step: int) -> None:
+    """Go on with what was parked, in the fit's setting or the first one after it that there is room for."""
     while True:
         setting = run.fit.setting
         run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
-        if parked is None and storage_of(setting) == stepper.optimizer.storage:
-            return
         try:
-            if parked is None:
-                parked = park(run)
-                del stepper
             unpark(run, parked, setting)
             return
         except Exception as error:
             if not is_out_of_memory(error) or run.fit.down(step) is None:
+                run.parked = parked  # what was learned can still be saved
                 raise
             run.stepper = None
             _let_go(run, parked)
@@ -141,9 +161,8 @@ def park(run: Run) -> TrainingState:
     return state
 
 
-def _let_go(run: Run, state: TrainingState | None) -> None:
+def _let_go(run: Run, state: TrainingState) -> None:
     """The model's own references to the card."""
-    assert state is not None
     run.model.use_weights(state.weights)
     run.model.forget_totals()
 

@@ -19,7 +19,7 @@ from onecard.model.decoder import Decoder
 from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
-from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
+from onecard.run.checkpoint import Checkpoint, TrainingState, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
 from onecard.shapes import GPT2Shape, Shape
@@ -55,6 +55,7 @@ class Run:
     saved_step: int  # the checkpoint of this run that is on disk, -1 for none
     damaged: list[Checkpoint]  # to be put out of the way once the folder is ours
     notes: list[str] = field(default_factory=list)
+    parked: TrainingState | None = None  # all of it in host memory, while the card is not ours
 
 
 def open_run(config: RunConfig) -> Run:
