@@ -68,6 +68,10 @@ class Journal:
             f"{len(run.sequences.tokens):,} training tokens in data/{config.dataset}; "
             f"{run.device}, {run.dtype}"
         )
+        if run.device.startswith("cuda"):
+            choice = run.fit.choice
+            need, there = choice.bill.process / 2**30, choice.question.allowed / 2**30
+            self.display.say(f"memory: {need:.2f} GiB expected of {there:.2f}, with {choice.setting.words()}")
         if run.model.compiled:
             self.display.say("compiling: the first step takes longer, later runs find it done")
         self.recorder.event(

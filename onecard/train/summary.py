@@ -88,6 +88,12 @@ class Summary:
                 # After a continuation, tokens and time are those of the whole run, the speed is today's.
                 when = "since it was continued" if values["continued"] else "on average"
                 lines[-1] += f", {values['tokens_per_second']:,.0f} tokens/s {when}"
+        if values.get("refits"):
+            now = self._run.fit.setting.words()
+            lines.append(
+                f"memory made it change {values['refits']} times how steps are carried out (events.jsonl); "
+                f"in the end: {now}"
+            )
         if not self.interrupted and values.get("val_loss") is not None:
             lines += self._learned()
         if self.interrupted and "step" in values:
