@@ -28,7 +28,7 @@ _COMPILED = {
 }
 # With recompute=block the measured peak lies this much above what Inductor's own buffers add up to (within 10
 # of 48 MiB, GPT-2 and nanochat 2025). It is the size of the queries' gradient in fp32, which attention's
-# backward pass sums in memory of its own. With none and mlp the loss was the worst moment of every measured run.
+# backward pass sums in memory of its own. With none and mlp the loss was worst in every measured run.
 _FP32_QUERIES = 4
 # Uncompiled: temporaries alone, in bytes per token and n_embd, by compute dtype.
 _EAGER = {
