@@ -173,10 +173,11 @@ def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
     """
     config, goal = question.config, target.setting
     # In the precision of the goal, some of which the user may have set himself.
-    kept = {"master_weights": goal.master_weights, "optim_states": goal.optim_states}
-    start = smallest(
-        question.answer(dataclasses.replace(setting, **kept)) for setting in settings(config, question.shape)
-    ).setting
+    every = (
+        dataclasses.replace(s, master_weights=goal.master_weights, optim_states=goal.optim_states)
+        for s in settings(config, question.shape)
+    )
+    start = smallest(map(question.answer, every)).setting
     uncompiled = question.answer(dataclasses.replace(start, compile=False))
     if not config.is_set("compile") and uncompiled.fits:  # which may need more than the compiled
         start = uncompiled.setting
