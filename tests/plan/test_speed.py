@@ -31,9 +31,9 @@ def known_rates(card: str, dtype: str = "bfloat16", measured: Measured | None = 
 H200 = dataclasses.replace(known_rates("H200"), launch=27e-6)
 RTX_4070 = known_rates("RTX 4070")
 
-# Left out, as held back by the host by more than those 27 microseconds: 576 wide is 21% faster with CUDA graphs,
-# which take the host out of it. For 8x1024 (58% of the speed of 16x1024) that is a guess: it was measured once,
-# and never with graphs.
+# Left out, as held back by the host by more than those 27 microseconds: 576 wide is 21% faster with CUDA
+# graphs, which take the host out of it. For 8x1024 (58% of the speed of 16x1024) that is a guess: it was
+# measured once, and never with graphs.
 HOST_BOUND = ("onecard exact 12L 768 8x1024 acc4", "onecard exact 12L 576 16x1024 acc4")
 # Gradients travelled through two places on the card, not three.
 TWO_PLACES = "onecard exact recompute=block offload=gradients 48L 1600 4x1024 acc8 cap11"
