@@ -48,7 +48,7 @@ def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
             found[name] = True
         elif name in _VALUES:
             if not equals:
-                if not queue:
+                if not queue or queue[0].startswith("--"):
                     raise UserError(_("--{name} needs a value").format(name=name), hint="onecard plan --help")
                 value = queue.pop(0)
             found["as_" if name == "as" else name] = value
@@ -101,6 +101,8 @@ def budget_seconds(text: str, now: datetime) -> float:
 
 
 def _moment(plain: str, now: datetime) -> datetime | None:
+    if plain[:1].isdigit():
+        plain = plain.replace("t", " ", 1)  # ISO's 2026-12-24T18:00
     day, _space, clock = plain.partition(" ")
     matches = [n for n, name in enumerate(_DAYS) if len(day) >= 3 and name.startswith(day)]
     try:

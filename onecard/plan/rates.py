@@ -68,7 +68,9 @@ def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates 
     launch, to_card, to_host = _USUAL_LAUNCH, bus, bus
     source, calibrated = "the card's figures", card.name in _CALIBRATED
     if measured is not None:
-        matmul = measured.ceiling_tflops * 1e12 * _WITHIN_A_STEP
+        # A record is of one dtype; another is as much faster or slower as the card's figures say.
+        of_record = card.peak_tflops(measured.dtype) or nominal
+        matmul = measured.ceiling_tflops * 1e12 * _WITHIN_A_STEP * nominal / of_record
         bandwidth = measured.copy_gbps * 1e9
         launch = measured.launch_us * 1e-6
         to_card, to_host = measured.h2d_gbps * 1e9, measured.d2h_gbps * 1e9

@@ -174,14 +174,17 @@ def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
 
     Each stage changes one thing and is kept only if it fits and is no slower.
     """
-    config = question.config
-    exact = target.setting.exact
-    start = dataclasses.replace(
-        smallest(question.answer(s) for s in settings(config, question.shape, low_bit=not exact)).setting,
-        compile=False if not config.is_set("compile") or not config.compile else config.compile,
+    config, goal = question.config, target.setting
+    # In the precision of the goal, some of which the user may have set himself.
+    every = (
+        dataclasses.replace(s, master_weights=goal.master_weights, optim_states=goal.optim_states)
+        for s in settings(config, question.shape)
     )
+    start = smallest(map(question.answer, every)).setting
+    uncompiled = question.answer(dataclasses.replace(start, compile=False))
+    if not config.is_set("compile") and uncompiled.fits:  # which may need more than the compiled
+        start = uncompiled.setting
     found = [("start", question.answer(start))]
-    goal = target.setting
     moves: list[tuple[str, dict[str, object]]] = []
     if goal.compile and not start.compile:
         moves.append(("compile", {"compile": True}))

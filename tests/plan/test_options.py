@@ -1,0 +1,159 @@
+"""Plan's own words, told apart from the config's; and times to be done by."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onecard.errors import UserError
+from onecard.plan.cost import CURRENCY, IDLE_WATTS, PRICE
+from onecard.plan.options import Options, budget_seconds, split_words
+
+MONDAY = datetime(2026, 11, 16, 12, 0)
+HOUR, DAY = 3600, 86400
+
+
+def test_without_words_everything_is_usual() -> None:
+    assert split_words([]) == (Options(), [])
+    assert (Options().price, Options().currency, Options().idle_watts) == (PRICE, CURRENCY, IDLE_WATTS)
+
+
+@pytest.mark.parametrize("name", ["json", "compare", "largest", "stages", "formulas"])
+@pytest.mark.parametrize("spelling", ["--{}", "--{}=true", "--{}=True", "--{}=1", "--{}=yes"])
+def test_switches(name: str, spelling: str) -> None:
+    options, rest = split_words(["config/x.py", spelling.format(name), "--n_layer=3"])
+    assert getattr(options, name) is True and rest == ["config/x.py", "--n_layer=3"]
+    assert sum(getattr(options, n) is True for n in ("json", "compare", "largest", "stages", "formulas")) == 1
+
+
+@pytest.mark.parametrize("value", ["false", "no", "0", "maybe", ""])
+def test_a_switch_takes_no_other_value(value: str) -> None:
+    with pytest.raises(UserError, match="--json takes no value"):
+        split_words([f"--json={value}"])
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["--gpu", "RTX 4070"], "gpu", "RTX 4070"),
+        (["--gpu=RTX 4070"], "gpu", "RTX 4070"),
+        (["--as", "nanogpt"], "as_", "nanogpt"),
+        (["--as=nanogpt"], "as_", "nanogpt"),
+        (["--idle_watts=60"], "idle_watts", 60.0),
+        (["--idle-watts", "60.5"], "idle_watts", 60.5),
+        (["--price", "0"], "price", 0.0),
+        (["--price=1e-1"], "price", 0.1),
+        (["--currency=CHF"], "currency", "CHF"),
+        (["--by", "7d"], "by", "7d"),
+        (["--by=sunday 20:00"], "by", "sunday 20:00"),
+    ],
+)
+def test_values(words: list[str], field: str, value: object) -> None:
+    options, rest = split_words(["a.py", *words, "--dtype=float16"])
+    assert getattr(options, field) == value and rest == ["a.py", "--dtype=float16"]
+
+
+@pytest.mark.parametrize("name", ["gpu", "as", "idle_watts", "price", "currency", "by"])
+def test_a_missing_value_is_told(name: str) -> None:
+    for words in ([f"--{name}"], [f"--{name}", "--json"]):
+        with pytest.raises(UserError, match=f"--{name} needs a value"):
+            split_words(words)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "1e9", "two", "", "0,30"])
+@pytest.mark.parametrize("name", ["price", "idle_watts"])
+def test_bad_numbers_are_told(name: str, text: str) -> None:
+    with pytest.raises(UserError, match=f"--{name} is "):
+        split_words([f"--{name}={text}"])
+
+
+def test_another_trainer_cannot_be_priced() -> None:
+    with pytest.raises(UserError, match="--as cannot be 'llamafactory'"):
+        split_words(["--as=llamafactory"])
+
+
+@given(st.lists(st.text(max_size=12).map(lambda text: f"--x{text}")))
+def test_other_words_keep_their_order(words: list[str]) -> None:
+    assert split_words(words) == (Options(), words)
+
+
+# --- times --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("12h", 12 * HOUR),
+        ("12 h", 12 * HOUR),
+        ("1 hour", HOUR),
+        ("7d", 7 * DAY),
+        ("7 days", 7 * DAY),
+        (" 7D ", 7 * DAY),
+        ("day", DAY),
+        ("1.5 days", 1.5 * DAY),
+        ("2w", 14 * DAY),
+        ("week", 7 * DAY),
+        ("1 month", 30 * DAY),
+        ("month", 30 * DAY),
+        ("3 months", 90 * DAY),
+    ],
+)
+def test_lengths(text: str, seconds: float) -> None:
+    assert budget_seconds(text, MONDAY) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("sunday 20:00", datetime(2026, 11, 22, 20, 0)),
+        ("Sunday 20:00", datetime(2026, 11, 22, 20, 0)),
+        ("sun 8:30", datetime(2026, 11, 22, 8, 30)),
+        ("sunday", datetime(2026, 11, 22, 23, 59)),
+        ("monday 13:00", datetime(2026, 11, 16, 13, 0)),
+        ("monday 11:00", datetime(2026, 11, 23, 11, 0)),
+        ("2026-12-24 18:00", datetime(2026, 12, 24, 18, 0)),
+        ("2026-12-24T18:00", datetime(2026, 12, 24, 18, 0)),
+        ("2026-12-24", datetime(2026, 12, 24, 23, 59)),
+        ("2026-11-16", datetime(2026, 11, 16, 23, 59)),
+    ],
+)
+def test_moments(text: str, moment: datetime) -> None:
+    assert MONDAY + timedelta(seconds=budget_seconds(text, MONDAY)) == moment
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "soon", "0d", "-3d", "7", "d7", "2026-11-15", "2026-11-16 11:00", "1999-01-01", "2026-02-30",
+     "sunday 25:00", "sunday 20", "sunday 20:00:00:00", "su 20:00", "nan d", "1e12 d", "7 fortnights", "1 2d",
+     "sunday -1:00", "2026-12-24T18:00+01:00"],
+)  # fmt: skip
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="no time that can be planned for"):
+        budget_seconds(text, MONDAY)
+
+
+@given(st.text(max_size=20), st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1)))
+def test_whatever_is_written_is_a_positive_time_or_refused(text: str, now: datetime) -> None:
+    try:
+        seconds = budget_seconds(text, now)
+    except UserError as refusal:
+        assert "no time" in str(refusal)
+    else:
+        assert seconds > 0
+
+
+@given(
+    st.sampled_from(["mon", "tue", "wednesday", "thu", "friday", "sat", "sunday"]),
+    st.integers(0, 23),
+    st.integers(0, 59),
+    st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1)),
+)
+def test_a_weekday_is_the_next_one(day: str, hour: int, minute: int, now: datetime) -> None:
+    seconds = budget_seconds(f"{day} {hour}:{minute:02}", now)
+    moment = now + timedelta(seconds=seconds)
+    assert 0 < seconds <= 7 * DAY
+    assert (moment.hour, moment.minute) == (hour, minute)
+    assert moment.strftime("%A").lower().startswith(day)
