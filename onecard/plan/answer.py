@@ -19,7 +19,7 @@ from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.options import Options
 from onecard.plan.rates import rates_of
-from onecard.plan.search import Choice, Question, by_kind, chosen, smallest, stages
+from onecard.plan.search import Choice, Question, by_kind, chosen, low_bit_is_pinned, settings, stages
 from onecard.plan.settings import setting_of
 from onecard.shapes import Nanochat2026Shape, Shape
 
@@ -34,7 +34,7 @@ class Answer:
     options: Options
     given: Choice  # as the config stands
     choice: Choice | None  # the fastest that fits; None: nothing does
-    nearest: Choice  # of all exact settings the one that needs least
+    nearest: Choice  # of all settings the one that is least short
     now: datetime
 
     @property
@@ -131,9 +131,10 @@ def _brief(name: str, choice: Choice, cost: Cost | None) -> dict[str, Any]:
         "fits": choice.fits,
         "settings": choice.setting.to_json(),
         "total_gib": round(choice.bill.process / GIB, 4),
-        "host_gib": round(choice.bill.host / GIB, 3),
+        "host_gib": round(choice.host_bytes / GIB, 3),
         "short_gib": round(max(0, choice.short) / GIB, 4),
         "tokens_per_s": round(choice.tokens_per_s, 1) if choice.step else None,
+        "flags": choice.words,
         "days": round(cost.days, 3) if cost else None,
         "kwh": round(cost.pc_kwh, 2) if cost else None,
         "amount": round(cost.amount, 2) if cost else None,
@@ -185,4 +186,13 @@ def answer(config: RunConfig, target: Target, options: Options, now: datetime) -
     question = question_of(config, target)
     choice, exact = chosen(question)
     given = question.answer(setting_of(question.config, question.shape))
-    return Answer(question, target, options, given, choice, smallest(exact), now)
+    if choice is None and not low_bit_is_pinned(question.config):
+        exact += [question.answer(s) for s in settings(question.config, question.shape, low_bit=True)]
+    return Answer(question, target, options, given, choice, _nearest(exact), now)
+
+
+def _nearest(choices: list[Choice]) -> Choice:
+    """The one that is least short of whatever is short."""
+    return min(
+        choices, key=lambda choice: (max(choice.short, 0) + max(choice.host_short, 0), choice.bill.process)
+    )

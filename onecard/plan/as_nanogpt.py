@@ -7,16 +7,41 @@ from datetime import datetime, timedelta
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
-from onecard.language import _
+from onecard.language import _, number
 from onecard.plan.answer import question_of
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.nanogpt import nanogpt_bill
+from onecard.plan.nanogpt import NanoGPTBill, nanogpt_bill
 from onecard.plan.nanogpt_speed import nanogpt_step_time
 from onecard.plan.options import Options
 from onecard.plan.search import chosen
+from onecard.plan.speed import StepTime
+from onecard.plan.verdict import DESKTOP
 from onecard.shapes import GPT2Shape
+
+Row = tuple[bool, NanoGPTBill, StepTime | None]
+
+
+def _verdict(rows: list[Row], compiled: bool, target: Target) -> list[str]:
+    """Why it dies, or when it would."""
+    need = {row[0]: (row[1].reserved + CONTEXT) / GIB for row in rows}
+    there = target.allowed / GIB
+    spare = there - need[compiled]
+    if spare < 0:
+        texts = [_("It runs out of memory: {need:.2f} GiB are needed, {there:.2f} are there.").format(
+            need=need[compiled], there=there)]  # fmt: skip
+    else:
+        texts = [_("It fits, with {n:.2f} GiB to spare.").format(n=spare)]
+        if spare < DESKTOP and not target.here:
+            texts.append(_("A desktop on the same card may take that; then it runs out (--vram_reserve=1)."))
+    if compiled and need[False] > need[True]:
+        more = need[False] - need[True]
+        texts.append(_("compile=False is no remedy: it needs {n:.2f} GiB more.").format(n=more))
+    if not compiled and need[False] > need[True]:
+        more = need[False] - need[True]
+        texts.append(_("With compile=True it would need {n:.2f} GiB less.").format(n=more))
+    return texts
 
 
 def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetime) -> int:
@@ -25,7 +50,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     shape, config = question.shape, question.config
     if not isinstance(shape, GPT2Shape):
         raise UserError(_("nanoGPT does not have {arch}").format(arch=shape.arch), hint="--arch=gpt2")
-    rows = []
+    rows: list[Row] = []
     for compiled in (True, False):
         bill = nanogpt_bill(
             shape, config.batch_size, dtype=question.dtype, compiled=compiled, dropout=config.dropout,
@@ -81,12 +106,15 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     out = console()
     title = f"[bold]nanoGPT[/bold], {model_name(shape)} · {target.card.name} · {question.dtype}"
     out.print(title, highlight=False)
+    for text in _verdict(rows, config.compile, target):
+        out.print(text, highlight=False)
+    out.print()
     table = Table(box=None, pad_edge=False)
     for name in (
         "",
         _("allocated GiB"),
         _("reserved GiB"),
-        _("with CUDA itself"),
+        _("GiB with CUDA itself"),
         _("tokens/s"),
         _("time"),
         "",
@@ -97,16 +125,19 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
         short = whole - target.allowed
         ok = short <= 0
         table.add_row(
-            "nanoGPT, " + (_("compiled") if compiled else "compile=False"), f"{bill.allocated / GIB:.2f}",
-            f"{bill.reserved / GIB:.2f}", f"{whole / GIB:.2f}", f"{step.tokens_per_s:,.0f}" if step else "-",
+            "nanoGPT, " + (_("compiled") if compiled else "compile=False"),
+            number(bill.allocated / GIB, ".2f"),
+            number(bill.reserved / GIB, ".2f"),
+            number(whole / GIB, ".2f"),
+            number(step.tokens_per_s, ",.0f") if step else "-",
             duration(config.max_iters * step.seconds) if step else "-",
             _("fits") if ok else _("does not fit: {n:.2f} GiB short").format(n=short / GIB),
-        )  # fmt: skip
+        )
     if ours is not None:
         table.add_row(
-            f"onecard, {ours.setting.words()}", f"{ours.bill.allocated / GIB:.2f}",
-            f"{ours.bill.reserved / GIB:.2f}", f"{ours.bill.process / GIB:.2f}",
-            f"{ours.tokens_per_s:,.0f}" if ours.step else "-",
+            f"onecard, {ours.words}", number(ours.bill.allocated / GIB, ".2f"),
+            number(ours.bill.reserved / GIB, ".2f"), number(ours.bill.process / GIB, ".2f"),
+            number(ours.tokens_per_s, ",.0f") if ours.step else "-",
             duration(config.max_iters * ours.step.seconds) if ours.step else "-", _("fits"), style="bold",
         )  # fmt: skip
     out.print(table)
@@ -118,6 +149,6 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     lines.add_column(_("formula"), style="dim")
     for line in sorted(asked[1].lines, key=lambda line: -line.bytes):
         if line.bytes >= GIB / 200:
-            lines.add_row(_(line.name), f"{line.gib:.3f}", line.formula)
+            lines.add_row(_(line.name), number(line.gib, ".3f"), line.formula)
     out.print(lines)
     return 0 if fits else 1

@@ -11,7 +11,7 @@ from typing import Any
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.knobs import load_config
-from onecard.language import _, english
+from onecard.language import _, english, number
 from onecard.plan.answer import Answer, answer
 from onecard.plan.largest import Size, best_for_time, largest_models, longest_blocks
 from onecard.plan.lines import GIB
@@ -88,7 +88,7 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
             shape, loss = candidate.choice.question.shape, candidate.loss
             table.add_row(
                 f"{shape.parameters / 1e6:,.0f}M", f"{shape.n_layer} × {shape.n_embd}",
-                f"{candidate.tokens / 1e9:.2f}B", f"{candidate.choice.tokens_per_s:,.0f}",
+                f"{candidate.tokens / 1e9:.2f}B", number(candidate.choice.tokens_per_s, ",.0f"),
                 f"{loss.low:.2f} – {loss.high:.2f}",
             )  # fmt: skip
         out.print(table)
@@ -109,8 +109,9 @@ def _table_of_sizes(out: Any, title: str, sizes: list[Size], target: Target) -> 
         shape = choice.question.shape
         table.add_row(
             _(size.kind), f"{shape.parameters / 1e6:,.0f}M", f"{shape.n_layer} × {shape.n_embd}",
-            f"{shape.block_size:,}", f"{choice.bill.process / GIB:.2f}", f"{choice.bill.host / GIB:.1f}",
-            f"{choice.tokens_per_s:,.0f}",
+            number(shape.block_size, ","), number(choice.bill.process / GIB, ".2f"),
+            number(choice.host_bytes / GIB, ".1f"),
+            number(choice.tokens_per_s, ",.0f"),
         )  # fmt: skip
     out.print(table)
     out.print()

@@ -52,11 +52,15 @@ def find_target(config: RunConfig, gpu: str | None, host_ram: float | None = Non
         capacity, taken = int(card.memory_gb * _REPORTED * GIB), 0
     allowed = capacity - taken
     if config.vram_limit is not None:
-        # What is asked for may be another card's worth: --gpu with --vram_limit is a question, not a wish.
-        limit = int(config.vram_limit * GIB)
-        allowed = limit if local is None else min(limit, allowed)
+        allowed = min(int(config.vram_limit * GIB), allowed)
     if config.vram_reserve is not None:
-        allowed -= int(config.vram_reserve * GIB)
+        allowed = min(allowed, capacity - taken - int(config.vram_reserve * GIB))
+    if allowed <= 0:
+        raise UserError(
+            _("nothing is left of the card to plan with"),
+            _("{name} has {n:.2f} GiB").format(name=card.name, n=capacity / GIB),
+            "--vram_limit, --vram_reserve",
+        )
     host = available_memory() if local is not None else None
     if host_ram is not None:
         host = int(host_ram * GIB)

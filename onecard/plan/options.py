@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.knobs import knobs
 from onecard.language import _
 from onecard.plan.cost import CURRENCY, IDLE_WATTS, PRICE
 
@@ -57,6 +60,13 @@ def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
     for name, most in (("idle_watts", 1e5), ("price", 1e6), ("host_ram", 1e6)):
         if name in found:
             found[name] = _number(name, found[name], most)
+    for word in rest:
+        _refuse_a_slip(word)
+    others = [name for name in ("compare", "largest", "stages", "by") if name in found]
+    if "as_" in found and others:
+        raise UserError(
+            _("--as and --{name} do not go together").format(name=others[0]), hint="onecard plan --help"
+        )
     if found.get("as_", "nanogpt") != "nanogpt":
         raise UserError(
             _("--as cannot be '{value}'").format(value=found["as_"]),
@@ -64,6 +74,20 @@ def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
             "--as nanogpt",
         )
     return Options(**found), rest
+
+
+def _refuse_a_slip(word: str) -> None:
+    """`--compair` is one of ours misspelled, not a knob."""
+    name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
+    if not name or name in {f.name for f in knobs(RunConfig)}:
+        return
+    near = difflib.get_close_matches(name, (*_SWITCHES, *_VALUES), n=1, cutoff=0.75)
+    knob = difflib.get_close_matches(name, [f.name for f in knobs(RunConfig)], n=1, cutoff=0.75)
+    if near and not knob:
+        raise UserError(
+            _("there is no --{name}").format(name=name),
+            hint=_("did you mean --{near}?").format(near=near[0].replace("_", "-")),
+        )
 
 
 def _number(name: str, text: str, most: float) -> float:

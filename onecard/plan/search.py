@@ -69,7 +69,20 @@ class Choice:
         q = self.question
         if q.host_allowed is None or not self.bill.host:
             return 0  # what any training takes of the host is not the setting's doing
-        return total(host_lines(self.bill)) - q.host_allowed
+        return self.host_bytes - q.host_allowed
+
+    @property
+    def words(self) -> str:
+        """Flags that carry out the same step in this setting."""
+        given = self.question.config
+        return self.setting.words(
+            None if given.batch_size == self.setting.micro_batch else given.sequences_per_step
+        )
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory in all, where the setting uses it for what the card would hold."""
+        return total(host_lines(self.bill)) if self.bill.host else 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -82,10 +95,20 @@ def pinned(config: RunConfig) -> dict[str, str]:
     return {n: getattr(config, n) for n in names if config.is_set(n) and getattr(config, n) is not None}
 
 
+def low_bit_is_pinned(config: RunConfig) -> bool:
+    """Has the user decided about bits himself?"""
+    return bool({"master_weights", "optim_states"} & set(pinned(config)))
+
+
 def micro_batches(config: RunConfig) -> list[int]:
-    """The user's own and a handful of others, none larger than a step."""
+    """The user's own and a handful of others, none larger than a step.
+
+    Those that divide a step evenly, so that flags can say it; any, where hardly one does.
+    """
     most = config.sequences_per_step
-    return sorted({n for n in (*_MICRO_BATCHES, config.batch_size) if n <= most})
+    sizes = {n for n in (*_MICRO_BATCHES, config.batch_size) if n <= most}
+    even = {n for n in sizes if most % n == 0}
+    return sorted(even if len(even) > 2 else sizes)
 
 
 def settings(config: RunConfig, shape: Shape, *, low_bit: bool = False) -> Iterator[Setting]:
@@ -140,7 +163,7 @@ def chosen(question: Question) -> tuple[Choice | None, list[Choice]]:
     """
     exact = [question.answer(s) for s in settings(question.config, question.shape)]
     found = fastest(exact)
-    if found is None and not {"master_weights", "optim_states"} & set(pinned(question.config)):
+    if found is None and not low_bit_is_pinned(question.config):
         found = fastest(question.answer(s) for s in settings(question.config, question.shape, low_bit=True))
     return found, exact
 
@@ -150,7 +173,7 @@ def by_kind(question: Question) -> list[tuple[str, Choice]]:
     rows: list[tuple[str, Choice]] = []
     config = question.config
     for low_bit in (False, True):
-        if low_bit and {"master_weights", "optim_states"} & set(pinned(config)):
+        if low_bit and low_bit_is_pinned(config):
             continue
         groups: dict[str, list[Choice]] = {}
         for setting in settings(config, question.shape, low_bit=low_bit):

@@ -38,9 +38,11 @@ class Setting:
         """fp32 masters and states, as nanoGPT trains."""
         return self.master_weights == "fp32" and self.optim_states == "fp32"
 
-    def words(self) -> str:
-        """As flags of `onecard train`, what differs from the defaults."""
+    def words(self, sequences: int | None = None) -> str:
+        """As flags of `onecard train`; with the sequences of a step, such that it stays the same step."""
         said = [f"--batch_size={self.micro_batch}"]
+        if sequences is not None:
+            said.append(f"--gradient_accumulation_steps={-(-sequences // self.micro_batch)}")
         usual = {"recompute": "none", "offload": "none", "master_weights": "fp32", "optim_states": "fp32"}
         said += [
             f"--{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value

@@ -5,11 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from onecard.language import _
+from onecard.language import _, number
 from onecard.plan.answer import Answer
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB, Line
+from onecard.plan.machine import Target
 from onecard.plan.search import Choice
+from onecard.plan.verdict import shortage, verdict
 from onecard.shapes import Shape
 
 if TYPE_CHECKING:
@@ -105,76 +107,29 @@ def show(answer: Answer, console: Console) -> None:
     question, target = answer.question, answer.target
     console.print(
         f"[bold]{model_name(question.shape)}[/bold] · {target.card.name}, "
-        f"{target.capacity / GIB:.1f} GiB · {question.dtype} · "
+        + number(target.capacity / GIB, ".1f")
+        + f" GiB · {question.dtype} · "
         + _("{n:,} tokens a step").format(n=answer.config.tokens_per_step),
         highlight=False,
     )
     for text in verdict(answer):
         console.print(text, highlight=False)
     shown = answer.choice or answer.nearest
+    cost = answer.cost(shown) if answer.fits else None
+    if cost is not None:
+        console.print()
+        console.print(figures(answer, shown, cost))
     console.print()
     peak = _("Memory at its peak ({moment})").format(moment=_(shown.bill.worst.name))
     console.print(f"[bold]{peak}[/bold]")
     console.print(memory_table(shown, formulas=answer.options.formulas))
-    console.print(bar(shown, answer.target.capacity))
-    cost = answer.cost(shown)
-    if cost is not None:
-        console.print()
-        console.print(figures(answer, shown, cost))
+    console.print(bar(shown, target))
     if answer.options.compare or not answer.fits:
         console.print()
         console.print(comparison(answer))
-    if answer.options.stages:
+    if answer.options.stages and answer.fits:
         console.print()
         console.print(stage_table(answer))
-
-
-def verdict(answer: Answer) -> list[str]:
-    """Will it fit, and what to do."""
-    given, choice, allowed = answer.given, answer.choice, answer.target.allowed
-    texts = []
-    if given.fits:
-        texts.append(
-            "[green]"
-            + _("It fits as it stands: {need:.2f} of {allowed:.2f} GiB.").format(
-                need=given.bill.process / GIB, allowed=allowed / GIB
-            )
-            + "[/green]"
-        )
-    else:
-        texts.append(
-            "[red]"
-            + _("As it stands it does not fit: {need:.2f} GiB are needed, {allowed:.2f} are there.").format(
-                need=given.bill.process / GIB, allowed=allowed / GIB
-            )
-            + "[/red]"
-        )
-    if choice is None:
-        nearest = answer.nearest
-        texts.append(
-            "[red]"
-            + _("No setting fits; the smallest ({words}) is {short:.2f} GiB short.").format(
-                words=nearest.setting.words(), short=max(nearest.short, nearest.host_short) / GIB
-            )
-            + "[/red]"
-        )
-        texts.append(
-            _("hint: a smaller n_layer or n_embd, a shorter block_size, or `--largest` for what fits")
-        )
-    elif choice.setting != given.setting:
-        faster = choice.tokens_per_s / given.tokens_per_s if given.tokens_per_s else 0.0
-        told = _("The fastest that fits") if not given.fits else _("Faster by {n:.0%}").format(n=faster - 1)
-        if not given.fits or faster > 1.01:
-            texts.append(f"{told}: [bold]{choice.setting.words()}[/bold]")
-    if choice is not None and not choice.setting.exact:
-        texts.append(
-            _("This is low-bit training (bf16 weights, int8 states): not the same as exact training.")
-        )
-    if answer.target.taken > GIB / 10:
-        texts.append(
-            _("Other programs hold {n:.2f} GiB of the card now.").format(n=answer.target.taken / GIB)
-        )
-    return texts
 
 
 def memory_table(choice: Choice, *, formulas: bool) -> Table:
@@ -188,36 +143,43 @@ def memory_table(choice: Choice, *, formulas: bool) -> Table:
         table.add_column(_("formula"), style="dim")
     for line in bill.all_lines():
         if line.bytes >= GIB / 1000 or formulas:
-            table.add_row(_(line.name), f"{line.gib:.3f}", *([line.formula] if formulas else []))
+            table.add_row(_(line.name), number(line.gib, ".3f"), *([line.formula] if formulas else []))
     whole = _("the card must have free")
-    table.add_row(f"[bold]{whole}[/bold]", f"[bold]{bill.process / GIB:.3f}[/bold]")
+    table.add_row(f"[bold]{whole}[/bold]", "[bold]" + number(bill.process / GIB, ".3f") + "[/bold]")
     if bill.host:
-        table.add_row(_("host memory, offloaded"), f"{bill.host / GIB:.3f}")
+        table.add_row(_("and of the PC's own memory"), number(choice.host_bytes / GIB, ".3f"))
+        table.add_row(_("of it offloaded"), number(bill.host / GIB, ".3f"))
     return table
 
 
-def bar(choice: Choice, capacity: int) -> RenderableType:
+def bar(choice: Choice, target: Target) -> RenderableType:
     """The card as a strip, coloured by what fills it."""
     from rich.text import Text
 
     text, legend = Text(), Text()
+    capacity = target.capacity
     scale = max(capacity, choice.bill.process)
     used = 0
-    for number, (name, members) in enumerate(grouped(choice.bill.all_lines())):
+    for place, (name, members) in enumerate(grouped(choice.bill.all_lines())):
         size = sum(line.bytes for line in members)
         first, used = used, used + size
         cells = round(used / scale * _WIDTH) - round(first / scale * _WIDTH)
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = _COLOURS[place % len(_COLOURS)]
         text.append("█" * cells, style=colour)
         legend.append(" ■ ", style=colour)
-        legend.append(f"{_(name)} {size / GIB:.2f}")
-    over = choice.bill.process > capacity
-    text.append("" if over else "░" * (_WIDTH - round(used / scale * _WIDTH)), style="bright_black")
-    if not over:
-        legend.append(" ░ ", style="bright_black")
-        legend.append(_("free") + f" {(capacity - used) / GIB:.2f}")
-    else:
+        legend.append(_(name) + " " + number(size / GIB, ".2f"))
+    over, others = choice.bill.process > target.allowed, capacity - target.allowed
+    if others > GIB / 20:
+        used += others
+        text.append("▒" * (round(used / scale * _WIDTH) - len(text)), style="bright_black")
+        legend.append(" ▒ ", style="bright_black")
+        legend.append(_("for others") + " " + number(others / GIB, ".2f"))
+    if over:
         text.append(" " + _("over"), style="red")
+    else:
+        text.append("░" * (_WIDTH - len(text)), style="bright_black")
+        legend.append(" ░ ", style="bright_black")
+        legend.append(_("free") + " " + number((capacity - used) / GIB, ".2f"))
     return text.append("\n").append_text(legend)
 
 
@@ -250,16 +212,18 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     if measured is not None:
         source = _("onecard bench of {date}").format(date=measured.date)
     source = _("from {source}").format(source=source)
-    if not rates.calibrated:
+    if rates.calibrated:
+        source += "; " + _("expect ±10%")
+    else:
         source += "; " + _("this card is not calibrated, expect ±25%: `onecard bench` measures yours")
     table.add_row("", f"[dim]{source}[/dim]")
     finish = cost.finish(answer.now)
     table.add_row(
         _("time"),
-        _("{time} for {steps:,} steps, {tokens:.3g}B tokens").format(
+        _("{time} for {steps:,} steps, {tokens} tokens").format(
             time=duration(cost.seconds), steps=answer.config.max_iters,
-            tokens=answer.config.max_iters * answer.config.tokens_per_step / 1e9,
-        ) + (", " + _("done {when}").format(when=_when(finish)) if finish else ""),
+            tokens=count(answer.config.max_iters * answer.config.tokens_per_step),
+        ) + (", " + _("done {when} if begun now").format(when=_when(finish)) if finish else ""),
     )  # fmt: skip
     if choice.setting.compile:
         first = _("the first step compiles: about {time}").format(time=duration(cost.first_step_s))
@@ -272,7 +236,7 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     )
     table.add_row(
         _("cost"),
-        _("{amount:,.2f} {currency} at {price:g} a kWh").format(
+        _("{amount:,.2f} {currency} at {price:.2f} {currency} a kWh").format(
             amount=cost.amount, currency=cost.currency, price=answer.options.price
         ),
     )
@@ -283,6 +247,14 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
         ),
     )
     return table
+
+
+def count(tokens: float) -> str:
+    """As people write it: 1.54M, 3.15B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= size:
+            return number(tokens / size, ".3g") + letter
+    return number(tokens, ".0f")
 
 
 def _when(moment: datetime) -> str:
@@ -301,25 +273,19 @@ def comparison(answer: Answer) -> Table:
                           (_("notes"), "left")):  # fmt: skip
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for name, choice in answer.alternatives():
-        cost = answer.cost(choice)
-        note = "" if choice.fits else _short(choice)
+        cost = answer.cost(choice) if choice.fits else None
+        note = "" if choice.fits else _("does not fit: {what}").format(what=shortage(choice))
         if choice.fits and answer.choice is not None and choice.setting == answer.choice.setting:
             note = _("chosen")
         table.add_row(
             way_name(name), str(choice.setting.micro_batch),
-            f"{choice.tokens_per_s:,.0f}" if choice.step else "-",
-            duration(cost.seconds) if cost else "-", f"{choice.bill.process / GIB:.2f}",
-            f"{choice.bill.host / GIB:.1f}" if choice.bill.host else "",
-            f"{cost.pc_kwh:,.1f}" if cost else "-", f"{cost.amount:,.2f}" if cost else "-", note,
+            number(choice.tokens_per_s, ",.0f") if cost else "-",
+            duration(cost.seconds) if cost else "-", number(choice.bill.process / GIB, ".2f"),
+            number(choice.host_bytes / GIB, ".1f") if choice.bill.host else "",
+            number(cost.pc_kwh, ",.1f") if cost else "-", number(cost.amount, ",.2f") if cost else "-", note,
             style="" if choice.fits else "dim",
         )  # fmt: skip
     return table
-
-
-def _short(choice: Choice) -> str:
-    if choice.short > 0:
-        return _("does not fit: {n:.2f} GiB of the card short").format(n=choice.short / GIB)
-    return _("does not fit: {n:.1f} GiB of host memory short").format(n=choice.host_short / GIB)
 
 
 def stage_table(answer: Answer) -> Table:
@@ -337,10 +303,10 @@ def stage_table(answer: Answer) -> Table:
     before: Choice | None = None
     for name, choice in answer.stages():
         gain = choice.tokens_per_s / before.tokens_per_s - 1 if before and before.tokens_per_s else None
-        shown = f"{way_name(name)}: {choice.setting.words()}" if before is None else way_name(name)
+        shown = f"{way_name(name)}: {choice.words}" if before is None else way_name(name)
         table.add_row(
-            shown, f"{choice.bill.process / GIB:.2f}", f"{choice.tokens_per_s:,.0f}",
-            "" if gain is None else f"{gain:+.0%}",
+            shown, number(choice.bill.process / GIB, ".2f"), number(choice.tokens_per_s, ",.0f"),
+            "" if gain is None else number(gain, "+.0%"),
         )  # fmt: skip
         before = choice
     return table

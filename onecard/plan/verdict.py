@@ -1,0 +1,95 @@
+"""Will it fit, and what to do: the first sentences of plan's answer."""
+
+from __future__ import annotations
+
+from onecard.language import _
+from onecard.plan.answer import Answer
+from onecard.plan.lines import GIB
+from onecard.plan.search import Choice
+
+# What a desktop with a browser takes of the card it is drawn by, in GiB.
+DESKTOP = 1.0
+_KNOWN_DEPTHS = (20, 32)  # nanochat's of October 2025, that people ask for by name
+
+
+def verdict(answer: Answer) -> list[str]:
+    given, choice = answer.given, answer.choice
+    texts = [_as_it_stands(given)]
+    if choice is None:
+        nearest = answer.nearest
+        texts.append(_red(_("No setting fits. The nearest ({words}): {what}.").format(
+            words=nearest.words, what=shortage(nearest)
+        )))  # fmt: skip
+        texts += _what_else(answer)
+    elif choice.setting != given.setting:
+        faster = choice.tokens_per_s / given.tokens_per_s - 1 if given.tokens_per_s else 0.0
+        told = _("Faster by {n:.0%}").format(n=faster) if given.fits else _("The fastest that fits")
+        if not given.fits or faster > 0.01:
+            texts.append(f"{told}: [bold]{choice.words}[/bold]")
+    if choice is not None:
+        texts += _remarks(answer, choice)
+    return texts
+
+
+def _as_it_stands(given: Choice) -> str:
+    need, there = given.bill.process / GIB, given.question.allowed / GIB
+    if given.fits:
+        told = _("It fits as it stands: {need:.2f} of {there:.2f} GiB.").format(need=need, there=there)
+        return f"[green]{told}[/green]"
+    if given.short > 0:
+        told = _("As it stands it does not fit: {need:.2f} GiB are needed, {there:.2f} are there.")
+        return _red(told.format(need=need, there=there))
+    told = _("As it stands it does not fit: {need:.1f} GiB of host memory are needed, {there:.1f} are there.")
+    return _red(told.format(need=given.host_bytes / GIB, there=(given.question.host_allowed or 0) / GIB))
+
+
+def _remarks(answer: Answer, choice: Choice) -> list[str]:
+    texts = []
+    target, config = answer.target, answer.config
+    spare = (target.allowed - choice.bill.process) / GIB
+    if not target.here and config.vram_reserve is None and config.vram_limit is None and spare < DESKTOP:
+        texts.append(
+            _(
+                "Only {n:.2f} GiB to spare: a desktop on the same card may take that (--vram_reserve=1)."
+            ).format(n=spare)
+        )
+    if not choice.setting.exact:
+        texts.append(
+            _("This is low-bit training (bf16 weights, int8 states): not the same as exact training.")
+        )
+    if choice.bill.host and target.host is None:
+        texts.append(
+            _("It takes {n:.0f} GiB of the PC's own memory; --host-ram says how much there is.").format(
+                n=choice.host_bytes / GIB
+            )
+        )
+    if target.taken > GIB / 10:
+        texts.append(_("Other programs hold {n:.2f} GiB of the card now.").format(n=target.taken / GIB))
+    return texts
+
+
+def _what_else(answer: Answer) -> list[str]:
+    config = answer.config
+    texts = []
+    if config.depth in _KNOWN_DEPTHS and config.generation == 2026 and not config.is_set("generation"):
+        texts.append(
+            _("The d{depth} of October 2025 is a smaller model: --generation=2025").format(depth=config.depth)
+        )
+    if config.is_set("depth"):
+        texts.append(_("hint: a smaller --depth, a shorter block_size, or `--largest` for what fits"))
+    else:
+        texts.append(
+            _("hint: a smaller n_layer or n_embd, a shorter block_size, or `--largest` for what fits")
+        )
+    return texts
+
+
+def shortage(choice: Choice) -> str:
+    """What is missing of what."""
+    if choice.short > 0:
+        return _("{n:.2f} GiB of the card short").format(n=choice.short / GIB)
+    return _("{n:.1f} GiB of host memory short").format(n=choice.host_short / GIB)
+
+
+def _red(text: str) -> str:
+    return f"[red]{text}[/red]"
