@@ -136,8 +136,13 @@ def test_where_nothing_fits_the_nearest_is_told() -> None:
     found = asked(D32, gib=1.0)
     assert found.choice is None and not found.fits
     assert not found.nearest.fits and found.nearest.short > 0
-    exact = [found.question.answer(s) for s in settings(found.question.config, found.question.shape)]
-    assert found.nearest.bill.process == min(c.bill.process for c in exact)
+    question = found.question
+    all_of_them = [
+        question.answer(setting)
+        for low_bit in (False, True)
+        for setting in settings(question.config, question.shape, low_bit=low_bit)
+    ]
+    assert found.nearest.bill.process == min(c.bill.process for c in all_of_them)
     said = found.to_json()
     assert said["fits"] is False and said["memory"]["short_gib"] > 0 and said["stages"] == []
     assert fastest(exact) is None and smallest(exact).setting == found.nearest.setting
