@@ -145,7 +145,7 @@ def test_where_nothing_fits_the_nearest_is_told() -> None:
     assert found.nearest.bill.process == min(c.bill.process for c in all_of_them)
     said = found.to_json()
     assert said["fits"] is False and said["memory"]["short_gib"] > 0 and said["stages"] == []
-    assert fastest(exact) is None and smallest(exact).setting == found.nearest.setting
+    assert fastest(all_of_them) is None and smallest(all_of_them).setting == found.nearest.setting
 
 
 @given(
