@@ -19,11 +19,12 @@ from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.options import Options
 from onecard.plan.rates import rates_of
+from onecard.plan.scaling import LossRange, counted_parameters, predicted_loss
 from onecard.plan.search import Choice, Question, by_kind, chosen, low_bit_is_pinned, settings, stages
 from onecard.plan.settings import setting_of
 from onecard.shapes import Nanochat2026Shape, Shape
 
-GPT2_PADDED_VOCABULARY = 50304
+GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
 CHECKPOINTS_KEPT = 3  # the newest two and the best
 
 
@@ -67,6 +68,16 @@ class Answer:
         """Tokens of one pass over the whole run, as prepare writes them."""
         tokens = self.config.max_iters * self.config.tokens_per_step
         return tokens * (2 if self.question.shape.vocab_size <= 2**16 else 4)
+
+    @property
+    def loss(self) -> LossRange | None:
+        """What such a run ends at on web text; None where the tokens are not GPT-2's."""
+        shape = self.question.shape
+        if not GPT2_VOCABULARY <= shape.vocab_size <= GPT2_VOCABULARY + 256:
+            return None
+        family = "gpt2" if shape.arch == "gpt2" else "nanochat"
+        tokens = self.config.max_iters * self.config.tokens_per_step
+        return predicted_loss(counted_parameters(shape), tokens, family=family)
 
     def alternatives(self) -> list[tuple[str, Choice]]:
         """The Pareto table: nothing that another row beats in speed and, nearly, in memory."""
@@ -120,6 +131,7 @@ class Answer:
                 "checkpoint_gb": round(self.checkpoint(shown) / 1e9, 3), "checkpoints_kept": CHECKPOINTS_KEPT,
                 "data_gb_one_pass": round(self.data_bytes / 1e9, 3),
             },
+            "loss": loss.to_json() if (loss := self.loss) is not None else None,
             "alternatives": [_brief(name, c, self.cost(c)) for name, c in self.alternatives()],
             "stages": [_brief(name, c, None) for name, c in self.stages()],
         }  # fmt: skip

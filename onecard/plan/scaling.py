@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from onecard.errors import UserError
 from onecard.language import _
@@ -87,6 +87,12 @@ class LossRange:
     high: float
     basis: str  # a sentence for people
     extrapolated: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "low": round(self.low, 3), "middle": round(self.middle, 3), "high": round(self.high, 3),
+            "unit": "nats per token, GPT-2's tokenizer, web text", "basis": self.basis,
+        }  # fmt: skip
 
     def standing(self, measured: float, learning_rate: float = 0.0) -> Standing:
         """Where a measured loss stands against what others reach with as many parameters and tokens.

@@ -228,6 +228,10 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     if choice.setting.compile:
         first = _("the first step compiles: about {time}").format(time=duration(cost.first_step_s))
         table.add_row("", f"[dim]{first}[/dim]")
+    loss = answer.loss
+    if loss is not None:
+        told = _("{low:.2f} to {high:.2f} nats a token expected on web text, at the end of the run")
+        table.add_row(_("loss"), told.format(low=loss.low, high=loss.high))
     table.add_row(
         _("energy"),
         _("{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC").format(
