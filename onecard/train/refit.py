@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import gc
 import math
-import traceback
+import time
 
 import torch
 
+from onecard.errors import UserError
 from onecard.plan.lines import GIB
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
 from onecard.train.engine import new_stepper, storage_of
 from onecard.train.fit import Fit
 from onecard.train.journal import Journal
-from onecard.train.memory import allocator_bytes, is_out_of_memory, peak_memory_gib
+from onecard.train.memory import allocator_bytes, forget, is_out_of_memory, peak_memory_gib
 from onecard.train.start import Run
 
 _CLIMB_EVERY = 32  # steps between looks at how much memory there is now
+_WAIT = 1.0  # seconds before the smallest setting is tried once more
 
 
 class Refit:
@@ -53,8 +55,13 @@ class Refit:
         forget(error)
         change_setting(run, step)
         after = self.fit.choice
+        going_on = "going on"
+        if after.setting == before.setting:
+            # Nothing is smaller: all that helps is that others give memory back, and that takes a while.
+            going_on = "trying again"
+            time.sleep(_WAIT if run.device.startswith("cuda") else 0)
         self.journal.refitted(
-            f"out of memory in {where}: going on with {after.setting.words()}", where=where, error=text,
+            f"out of memory in {where}: {going_on} with {after.setting.words()}", where=where, error=text,
             before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
             predicted_gib=round(before.bill.allocated / GIB, 3), now_gib=round(after.bill.allocated / GIB, 3),
         )  # fmt: skip
@@ -85,45 +92,34 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def forget(error: BaseException) -> None:
-    """Frames of a traceback hold tensors: the very ones there is no room for."""
-    link: BaseException | None = error
-    while link is not None:
-        traceback.clear_frames(link.__traceback__)
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def change_setting(run: Run, step: int) -> None:
     """Put the fit's setting in place; the next one, and so on, where building it runs out itself."""
-    stepper = run.stepper
-    assert stepper is not None
-    stepper.release()
-    parked: TrainingState | None = None
+    assert run.stepper is not None
+    run.stepper.release()
+    storage = run.stepper.optimizer.storage
     while True:
         setting = run.fit.setting
         run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
-        if parked is None and storage_of(setting) == stepper.optimizer.storage:
+        if run.parked is None and storage_of(setting) == storage:
             return
         try:
-            if parked is None:
-                parked = park(run)
-                del stepper
-            unpark(run, parked, setting)
+            unpark(run, run.parked or park(run), setting)
             return
         except Exception as error:
-            if not is_out_of_memory(error) or run.fit.down(step) is None:
+            # A UserError is the host's memory: it has no room for what was to move there.
+            ran_out = is_out_of_memory(error) or isinstance(error, UserError)
+            if not ran_out or run.fit.down(step) is None:
                 raise
-            run.stepper = None
-            _let_go(run, parked)
+            if run.parked is not None:
+                _let_go(run, run.parked)
             forget(error)
 
 
 def park(run: Run) -> TrainingState:
-    """All of training's state in host memory; the card is free afterwards."""
+    """All of training's state in host memory; the card is free afterwards.
+
+    It is the run's from then on, so that whatever fails next can still save it.
+    """
     stepper = run.stepper
     assert stepper is not None and not stepper.updating
     here = stepper.export()
@@ -133,7 +129,7 @@ def park(run: Run) -> TrainingState:
         scaler=here.scaler,
     )
     del here, stepper
-    run.stepper = None
+    run.parked, run.stepper = state, None
     _let_go(run, state)
     gc.collect()
     if torch.cuda.is_available():
@@ -141,9 +137,8 @@ def park(run: Run) -> TrainingState:
     return state
 
 
-def _let_go(run: Run, state: TrainingState | None) -> None:
+def _let_go(run: Run, state: TrainingState) -> None:
     """The model's own references to the card."""
-    assert state is not None
     run.model.use_weights(state.weights)
     run.model.forget_totals()
 
@@ -152,4 +147,4 @@ def unpark(run: Run, state: TrainingState, setting: Setting) -> None:
     """Go on where `park` left off, in this setting. The model's weights are the parked ones."""
     stepper = new_stepper(run.model, run.config, setting, run.device, run.dtype, compiled=run.model.compiled)
     stepper.restore(state.optimizer, state.scaler)
-    run.stepper = stepper
+    run.parked, run.stepper = None, stepper

@@ -19,7 +19,7 @@ from onecard.model.decoder import Decoder
 from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
-from onecard.run.checkpoint import Checkpoint, list_checkpoints, newest_intact
+from onecard.run.checkpoint import Checkpoint, TrainingState, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
 from onecard.shapes import GPT2Shape, Shape
@@ -45,7 +45,7 @@ class Run:
     dtype: str
     model: Decoder
     fit: Fit  # how a step is carried out, and how else it could be
-    stepper: Stepper | None  # None where the model is only evaluated
+    stepper: Stepper | None  # None where the model is only evaluated, and while its state is parked
     sequences: Sequences
     evaluation: dict[str, FixedBlocks]
     text: dict[str, TargetText]  # by split; empty where nothing says which tokenizer wrote the data
@@ -55,6 +55,7 @@ class Run:
     saved_step: int  # the checkpoint of this run that is on disk, -1 for none
     damaged: list[Checkpoint]  # to be put out of the way once the folder is ours
     notes: list[str] = field(default_factory=list)
+    parked: TrainingState | None = None  # in host memory, while the stepper changes (refit.py)
 
 
 def open_run(config: RunConfig) -> Run:
