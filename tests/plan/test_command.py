@@ -195,3 +195,20 @@ def test_every_config_of_the_house_fits_a_4070(capsys: pytest.CaptureFixture[str
         code, told = plan(capsys, str(path))
         assert code == 0, path.name
         assert told["as_given"]["fits"], path.name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"tokenizer": 3}', "[" * 100_000]
+    + [
+        f'{{"tokenizer": {{"name": "byte", "n_vocab": {count}}}}}'
+        for count in ("-5", "0", "1e999", "NaN", "9" * 30)
+    ],
+)
+def test_data_that_cannot_be_read_counts_as_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _code, usual = plan(capsys)
+    folder = Path("data") / "broken"
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text(text)
+    code, found = plan(capsys, "--dataset=broken")
+    assert code == 0 and found["model"] == usual["model"]
