@@ -56,7 +56,7 @@ def find_target(config: RunConfig, gpu: str | None, host_ram: float | None = Non
         limit = int(config.vram_limit * GIB)
         allowed = limit if local is None else min(limit, allowed)
     if config.vram_reserve is not None:
-        allowed -= int(config.vram_reserve * GIB)
+        allowed = max(0, allowed - int(config.vram_reserve * GIB))
     host = available_memory() if local is not None else None
     if host_ram is not None:
         host = int(host_ram * GIB)

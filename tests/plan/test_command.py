@@ -212,3 +212,33 @@ def test_data_that_cannot_be_read_counts_as_none(text: str, capsys: pytest.Captu
     (folder / "meta.json").write_text(text)
     code, found = plan(capsys, "--dataset=broken")
     assert code == 0 and found["model"] == usual["model"]
+
+
+def test_a_dtype_the_card_has_no_figures_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=T4", "--dtype=bfloat16"]) == 0
+    assert "there are no figures of T4 in bfloat16" in capsys.readouterr().out
+
+
+def test_a_reserve_larger_than_the_card_leaves_nothing_and_not_less(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, told = plan(capsys, "--vram_reserve=100")
+    assert code == 1 and told["gpu"]["allowed_gib"] == 0
+    assert told["memory"]["short_gib"] == pytest.approx(told["memory"]["total_gib"], abs=0.01)
+
+
+@pytest.mark.parametrize("currency", ["[/]", "[red]EUR", "€"])
+def test_a_currency_is_shown_as_it_is(currency: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=RTX 4070", f"--currency={currency}", "--compare"]) == 0
+    assert f" {currency} at 0.3 a kWh" in capsys.readouterr().out
+
+
+def test_an_empty_time_is_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=RTX 4070", "--by="]) == 2
+    assert "no time that can be planned for" in capsys.readouterr().err
+
+
+def test_the_largest_model_of_a_single_token_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--block_size=1", "--batch_size=1", "--gradient_accumulation_steps=1", "--largest"]
+    assert main(["plan", "--gpu=RTX 4070", *words]) == 0
+    assert "longest block" not in capsys.readouterr().out, "a table without rows"
