@@ -22,6 +22,8 @@ from onecard.files import write_json
 from onecard.hardware.cards import match_card, read_words
 
 SCHEMA = 1
+# Far from anything that is measured; what is computed from numbers in between stays finite.
+_LEAST, _MOST = 1e-9, 1e9
 
 # Written into every record, so that its numbers can be read without this source.
 UNITS = {
@@ -171,8 +173,8 @@ class Measured:
             numbers += asdict(rate).values()
         numbers += [] if self.memory_gib is None else [self.memory_gib]
         for number in numbers:
-            if not isinstance(number, int | float) or isinstance(number, bool) or not 0 < number < math.inf:
-                raise ValueError(f"{number!r} where a positive number belongs")
+            if not isinstance(number, int | float) or isinstance(number, bool) or not _LEAST < number < _MOST:
+                raise ValueError(f"{str(number)[:20]} where a positive number of a usual size belongs")
 
 
 def _wide_side_out(rate: MatmulRate) -> MatmulRate:
@@ -245,7 +247,7 @@ def load_measured(
     for path in paths:
         try:
             measured = Measured.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:  # JSON's and UTF-8's errors are ValueErrors
+        except (OSError, ValueError, RecursionError) as error:  # JSON's and UTF-8's are ValueErrors
             trouble.append(f"{path} is passed over ({error}); onecard bench   measures anew")
             continue
         if _same_card(measured, card_name, memory_gib):

@@ -25,6 +25,7 @@ from onecard.plan.settings import setting_of
 from onecard.shapes import Nanochat2026Shape, Shape
 
 GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
+_LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size
 CHECKPOINTS_KEPT = 3  # the newest two and the best
 
 
@@ -169,8 +170,10 @@ def vocabulary_of(config: RunConfig) -> int:
         meta = json.loads((Path("data") / config.dataset / "meta.json").read_text(encoding="utf-8"))
         tokenizer = meta["tokenizer"]
         count = int(tokenizer["n_vocab"])
+        if not 2 <= count <= _LARGEST_VOCABULARY:
+            raise ValueError("no vocabulary has so many tokens")
         return count if tokenizer["name"] == "char" else -(-count // 64) * 64
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         usual = dial.GENERATIONS[config.generation].vocab_size if config.arch == "nanochat" else None
         return usual or GPT2_PADDED_VOCABULARY
 

@@ -38,7 +38,7 @@ def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
 
         return as_nanogpt(config, target, options, now)
     found = answer(config, target, options, now)
-    if options.largest or options.by:
+    if options.largest or options.by is not None:
         return _show_largest(found, options, now)
     if options.json:
         print(json.dumps(found.to_json(), indent=1))
@@ -57,7 +57,7 @@ def console() -> Any:
 
 
 def _show_largest(found: Answer, options: Options, now: datetime) -> int:
-    seconds = budget_seconds(options.by, now) if options.by else _WEEK
+    seconds = budget_seconds(options.by, now) if options.by is not None else _WEEK
     sizes = {"largest": largest_models(found), "longest": longest_blocks(found)}
     candidates = best_for_time(found, seconds)
     if options.json:
@@ -74,7 +74,8 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
 
     out = console()
     _table_of_sizes(out, _("The largest model"), sizes["largest"], found.target)
-    _table_of_sizes(out, _("The longest block of this model"), sizes["longest"], found.target)
+    if sizes["longest"]:
+        _table_of_sizes(out, _("The longest block of this model"), sizes["longest"], found.target)
     if candidates:
         from rich.table import Table
 

@@ -119,6 +119,9 @@ def show(answer: Answer, console: Console) -> None:
     if cost is not None:
         console.print()
         console.print(figures(answer, shown, cost))
+    elif answer.fits:
+        told = _("How fast it would be is not known: there are no figures of {card} in {dtype}.")
+        console.print(told.format(card=target.card.name, dtype=question.dtype), highlight=False)
     console.print()
     peak = _("Memory at its peak ({moment})").format(moment=_(shown.bill.worst.name))
     console.print(f"[bold]{peak}[/bold]")
@@ -130,6 +133,13 @@ def show(answer: Answer, console: Console) -> None:
     if answer.options.stages and answer.fits:
         console.print()
         console.print(stage_table(answer))
+
+
+def _plain(text: str) -> str:
+    """A user's own word: brackets in it are no markup."""
+    from rich.markup import escape
+
+    return escape(text)
 
 
 def memory_table(choice: Choice, *, formulas: bool) -> Table:
@@ -241,7 +251,7 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     table.add_row(
         _("cost"),
         _("{amount:,.2f} {currency} at {price:.2f} {currency} a kWh").format(
-            amount=cost.amount, currency=cost.currency, price=answer.options.price
+            amount=cost.amount, currency=_plain(cost.currency), price=answer.options.price
         ),
     )
     table.add_row(
@@ -273,7 +283,7 @@ def comparison(answer: Answer) -> Table:
     )
     for name, justify in ((_("way"), "left"), (_("micro-batch"), "right"), (_("tokens/s"), "right"),
                           (_("time"), "right"), ("GiB", "right"), (_("host GiB"), "right"),
-                          ("kWh", "right"), (answer.options.currency, "right"),
+                          ("kWh", "right"), (_plain(answer.options.currency), "right"),
                           (_("notes"), "left")):  # fmt: skip
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for name, choice in answer.alternatives():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from onecard.plan.lines import Line
@@ -86,6 +87,15 @@ class Standing:
 
 def standing(shape: Shape, setting: Setting, dtype: str, *, by_muon: bool, refined: bool = False) -> Standing:
     """`refined` is nanochat's Muon of 2026."""
+    # A search asks for hundreds of settings, and most of them differ in what does not stand.
+    alike = Setting(1, 1, "none", setting.offload, setting.master_weights, setting.optim_states)
+    return _standing(shape, alike, dtype, by_muon, refined, PIECE)
+
+
+@lru_cache(maxsize=256)
+def _standing(
+    shape: Shape, setting: Setting, dtype: str, by_muon: bool, refined: bool, piece: int
+) -> Standing:
     sums = dict.fromkeys(("masters", "working", "totals", "states", "visitors"), 0.0)
     home = dict.fromkeys(("masters", "totals", "states"), 0.0)
     for members in groups_of(shape):
@@ -98,8 +108,9 @@ def standing(shape: Shape, setting: Setting, dtype: str, *, by_muon: bool, refin
         (home if each.totals_on_host else sums)["totals"] += size * each.total
         if each.on_host:
             muon = by_muon and kind == "layers"
-            spans = [p.place for p in members] if muon else _pieces(size)
-            sums["visitors"] += min(PLACES, len(spans)) * max(spans) * each.at_home
+            pieces = len(members) if muon else -(-size // piece)
+            longest = max(p.place for p in members) if muon else min(piece, size)
+            sums["visitors"] += min(PLACES, pieces) * longest * each.at_home
         if each.totals_on_host:
             layer = _largest_layer(members)
             sums["visitors"] += min(PLACES, shape.n_layer) * layer * each.total
@@ -120,10 +131,6 @@ def standing(shape: Shape, setting: Setting, dtype: str, *, by_muon: bool, refin
         if value
     ]
     return Standing(tuple(line for line in card if line.bytes), tuple(host))
-
-
-def _pieces(size: int) -> list[int]:
-    return [min(PIECE, size - first) for first in range(0, size, PIECE)]
 
 
 def _largest_layer(members: Sequence[Parameter]) -> int:

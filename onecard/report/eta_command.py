@@ -161,7 +161,11 @@ def _later(now: datetime, seconds: float) -> datetime:
 
 def to_text(found: Eta, now: datetime) -> str:
     log = found.log
-    head = _("{program} log: {lines:,} lines, steps {first:,} to {last:,} of {total:,}").format(
+    head = ngettext(
+        "{program} log: {lines:,} line, step {last:,} of {total:,}",
+        "{program} log: {lines:,} lines, steps {first:,} to {last:,} of {total:,}",
+        len(log.steps),
+    ).format(
         program=PROGRAMS[log.format], lines=len(log.steps), first=log.steps[0].number,
         last=log.steps[-1].number, total=found.last_step,
     )  # fmt: skip

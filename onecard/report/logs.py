@@ -121,10 +121,16 @@ _BAR = re.compile(
 _TRAINER = re.compile(rf"\{{['\"]loss['\"]:\s*['\"]?({_NUMBER})", re.IGNORECASE)
 
 
+# Groups are of three digits, and none of these programs prints three decimals.
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,(?:\d{1,2}|\d{4,})")
+
+
 def _number(text: str | None) -> float | None:
     """None where there is none, or none that means anything."""
     if text is None:
         return None
+    if _DECIMAL_COMMA.fullmatch(text):
+        text = text.replace(",", ".")
     try:
         return float(text.replace(",", "").replace("_", ""))
     except ValueError:

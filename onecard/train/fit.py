@@ -52,6 +52,11 @@ class Fit:
         self._in_vain = 0
 
     @property
+    def as_given(self) -> bool:
+        """Is the config carried out as it stands? Then there is nothing to climb to."""
+        return self.setting == setting_of(self.question.config, self.question.shape)
+
+    @property
     def choice(self) -> Choice:
         return self.question.answer(self.setting)
 
@@ -68,6 +73,11 @@ class Fit:
             return found
         self._in_vain += 1
         return self.setting if self._in_vain <= _MOST_IN_VAIN else None
+
+    @property
+    def tried(self) -> bool:
+        """Have settings run out?"""
+        return bool(self._failed)
 
     def progressed(self) -> None:
         """A step or an evaluation got through."""
@@ -90,16 +100,13 @@ class Fit:
         return [setting for setting, failure in self._failed.items() if failure.again_at > step]
 
     def _candidates(self) -> Iterable[Choice]:
-        """In the same bits as now: whether they are low was decided, and announced, at the start."""
-        for setting in settings(self.question.config, self.question.shape, low_bit=not self.setting.exact):
+        """Masters and states in the bits they have: changing those would be another training."""
+        now = self.setting
+        kept: dict[str, Any] = {n: getattr(now, n) for n in ("master_weights", "optim_states", "compile")}
+        for setting in settings(self.question.config, self.question.shape):
             fresh = setting.micro_batch not in self._sizes
-            if not (fresh and len(self._sizes) >= MOST_MICRO_BATCHES) and self._possible(setting):
-                yield self.question.answer(setting)
-
-    def _possible(self, setting: Setting) -> bool:
-        """Masters and states as they are: changing their bits would be another training."""
-        kept = ("master_weights", "optim_states", "compile")
-        return all(getattr(setting, name) == getattr(self.setting, name) for name in kept)
+            if not (fresh and len(self._sizes) >= MOST_MICRO_BATCHES):
+                yield self.question.answer(replace(setting, **kept))
 
     def _take(self, candidates: Iterable[Choice]) -> Setting | None:
         boundless = replace(self.question, allowed=2**62, host_allowed=self.question.host_allowed)

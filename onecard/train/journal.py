@@ -19,7 +19,7 @@ from onecard.generate.sample import sample_text
 from onecard.hardware.machine import peak_flops
 from onecard.run.metrics import Recorder, bits_per_byte_line, evaluation_line, iteration_line
 from onecard.train.evaluate import Evaluation
-from onecard.train.memory import peak_memory_gib
+from onecard.train.memory import forget, is_out_of_memory, peak_memory_gib
 from onecard.train.pace import Pace
 from onecard.train.progress import Display, Status, open_display
 from onecard.train.start import Run
@@ -171,8 +171,13 @@ class Journal:
             return
         try:
             text = sample_text(run.model, run.tokenizer, "\n", config.sample_tokens, config.seed)
-        except UserError as error:
-            self.display.say(f"note: no sample text: {error.what}", "yellow")
+        except Exception as error:
+            # Text to look at is worth less than the run: one that cannot be drawn costs a note.
+            if not is_out_of_memory(error) and not isinstance(error, UserError):
+                raise
+            why = error.what if isinstance(error, UserError) else "out of memory"
+            forget(error)
+            self.display.say(f"note: no sample text: {why}", "yellow")
             return
         self.recorder.sample(step, text)
         lines = text.strip("\n").splitlines()[:_SAMPLE_LINES]

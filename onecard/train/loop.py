@@ -70,6 +70,8 @@ class Training:
         self.pause = PauseRequest(run.directory)
         self.saved_step = run.saved_step
         self.val_loss_of_step: tuple[int, float] | None = None
+        self._keep_step = -1  # an evaluation found this step worth a checkpoint
+        self._best_before: float | None = None  # the best loss until that evaluation
         self._glanced = time.perf_counter()
         self._in_flight: list[tuple[int, StepResult]] = []  # steps the GPU may still be working on
 
@@ -87,7 +89,9 @@ class Training:
         except Exception as error:
             self._rescue()
             if is_out_of_memory(error):
-                raise out_of_memory(self.config, self.run.device) from error
+                fit = self.run.fit
+                tried = fit.setting.words() if fit.tried else None
+                raise out_of_memory(self.config, self.run.device, tried) from error
             if (shapes := too_many_shapes(error)) is not None:
                 raise shapes from error
             raise
@@ -101,6 +105,9 @@ class Training:
                 if due and self.position.evaluated_step != step:
                     doing = "evaluation"
                     self._evaluate(final=last)
+                if self._keep_step == step:
+                    doing = "checkpoint"
+                    self._keep(final=last)
                 if last or self.stop():
                     return True
                 if self.pause():
@@ -109,11 +116,11 @@ class Training:
                     return False
                 doing = "training"
                 self._step(batches)
+                if self.refit.climb():
+                    return False
             except Exception as error:
                 if not self.refit.after(error, doing):
                     raise
-                return False
-            if self.refit.climb():
                 return False
 
     def _called_off(self) -> bool:
@@ -193,7 +200,7 @@ class Training:
         )
 
     def _evaluate(self, *, final: bool) -> None:
-        """Losses on the fixed blocks, and a checkpoint if it is worth one."""
+        """Losses on the fixed blocks, and whether the step is worth a checkpoint."""
         self._settle()
         step, position = self.position.step, self.position
         self.stepper.release()
@@ -212,14 +219,19 @@ class Training:
         self.val_loss_of_step = (step, found.val_loss)
         self.journal.evaluated(step, found, shown_rate(step, self.config))
         if step > 0 and (improved or self.config.always_save_checkpoint or final):
-            try:
-                self._save()
-            except UserError as error:
-                # A full disk must not end a run that is still learning; the last save is not forgiven.
-                if final:
-                    raise
-                position.best_val_loss = best_before
-                self.journal.save_failed(step, error)
+            self._keep_step, self._best_before = step, best_before
+
+    def _keep(self, *, final: bool) -> None:
+        """Save what an evaluation found worth it. Apart from it: one that ran out is tried again alone."""
+        try:
+            self._save()
+            self._keep_step = -1
+        except UserError as error:
+            # A full disk must not end a run that is still learning; the last save is not forgiven.
+            if final:
+                raise
+            self._keep_step, self.position.best_val_loss = -1, self._best_before
+            self.journal.save_failed(self.position.step, error)
 
     def _save(self) -> None:
         step, run = self.position.step, self.run
@@ -234,7 +246,8 @@ class Training:
             "config": self.config.values(),
             "versions": {"onecard": __version__, "torch": torch.__version__},
         }
-        path = save_checkpoint(run.directory.checkpoints, step, run.parked or self.stepper.export(), state)
+        training = run.parked or self.stepper.export()
+        path = save_checkpoint(run.directory.checkpoints, step, training, state)
         self.saved_step = step
         self.journal.saved(step, path)
 
@@ -242,14 +255,19 @@ class Training:
         interrupted = self.stop()
         if interrupted:
             self.journal.stopping()
-        if self.position.step > max(self.saved_step, 0):
+        while self.position.step > max(self.saved_step, 0):
             self._settle()
-            self._save()
+            try:
+                self._save()
+            except Exception as error:
+                if not self.refit.after(error, "checkpoint"):
+                    raise
         return self.journal.finished(interrupted=interrupted, saved_step=self.saved_step)
 
     def _rescue(self) -> None:
         """Something failed: keep the steps since the last checkpoint if they are whole."""
-        if self.position.step <= max(self.saved_step, 0) or self.stepper.updating:
+        stepper = self.run.stepper  # None: it failed between two settings, and the state is parked
+        if self.position.step <= max(self.saved_step, 0) or (stepper is not None and stepper.updating):
             return
         say = self.journal.display.say
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import traceback
 
 import torch
 
@@ -17,6 +19,8 @@ _OUT_OF_MEMORY = (
     "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory",
     "CUDA error: out of memory",
 )  # fmt: skip
+_LOW_BIT = "--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training"
+_SMALLER = "a smaller model or a shorter --block_size needs less of everything"
 _USUAL_CONTEXT = 750 * 2**20  # measured on an H200 with torch 2.11
 
 
@@ -113,15 +117,34 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _OUT_OF_MEMORY)
 
 
-def out_of_memory(config: RunConfig, device: str) -> UserError:
-    """What needs less, the cheapest first; what would be another training says so."""
+def forget(error: BaseException) -> None:
+    """Frames of a traceback hold tensors: the very ones there is no room for."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def out_of_memory(config: RunConfig, device: str, tried: str | None = None) -> UserError:
+    """What needs less, the cheapest first; what would be another training says so.
+
+    `tried` is the last of the settings that auto_fit went through: none of them is advice any more.
+    """
+    if tried is not None:
+        ways = [_LOW_BIT] if _could_be_lower(config) else []
+        ways += ["close what else uses the card", _SMALLER] if device.startswith("cuda") else [_SMALLER]
+        return UserError("out of memory", f"even with {tried}", "\n".join(ways), exit_code=1)
     ways = _for_training(config, on_card=device.startswith("cuda"))
     if config.eval_only:
         half = max(1, config.batch_size // 2)
         ways = [
             f"--batch_size={half} --eval_iters={2 * config.eval_iters} evaluates as much in smaller pieces"
         ]
-    ways.append("a smaller model or a shorter --block_size needs less of everything")
+    ways.append(_SMALLER)
     micro_batch = f"{config.batch_size} sequences of {config.block_size} tokens"
     return UserError(
         "out of memory", f"a micro-batch of {micro_batch} does not fit", "\n".join(ways), exit_code=1
@@ -142,9 +165,11 @@ def _for_training(config: RunConfig, on_card: bool) -> list[str]:
         ways.append("--offload=optimizer keeps masters and moments, 12 bytes a parameter, in host memory")
     elif config.offload == "optimizer":
         ways.append("--offload=gradients keeps gradient totals in host memory too")
-    if config.master_weights != "bf16" or config.optim_states != "int8":
-        ways.append("--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training")
-    return ways
+    return [*ways, _LOW_BIT] if _could_be_lower(config) else ways
+
+
+def _could_be_lower(config: RunConfig) -> bool:
+    return config.master_weights != "bf16" or config.optim_states != "int8"
 
 
 def _next_smaller(batch_size: int, sequences_per_step: int) -> int | None:

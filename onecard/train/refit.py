@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import math
 import time
-import traceback
 from collections.abc import Callable
 
 import torch
 
+from onecard.errors import UserError
+from onecard.optim.held import Storage
 from onecard.plan.lines import GIB
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
@@ -21,11 +22,12 @@ from onecard.run.pause import PauseRequest
 from onecard.train.engine import new_stepper, storage_of
 from onecard.train.fit import Fit
 from onecard.train.journal import Journal
-from onecard.train.memory import allocator_bytes, is_out_of_memory, peak_memory_gib
+from onecard.train.memory import allocator_bytes, forget, is_out_of_memory, peak_memory_gib
 from onecard.train.start import Run
 
 _PAUSED_LOOK = 0.1  # seconds
 _CLIMB_EVERY = 32  # steps between looks at how much memory there is now
+_WAIT = 1.0  # seconds before the smallest setting is tried once more
 
 
 class Refit:
@@ -57,8 +59,13 @@ class Refit:
         forget(error)
         change_setting(run, step)
         after = self.fit.choice
+        going_on = "going on"
+        if after.setting == before.setting:
+            # Nothing is smaller: all that helps is that others give memory back, and that takes a while.
+            going_on = "trying again"
+            time.sleep(_WAIT if run.device.startswith("cuda") else 0)
         self.journal.refitted(
-            f"out of memory in {where}: going on with {after.setting.words()}", where=where, error=text,
+            f"out of memory in {where}: {going_on} with {after.setting.words()}", where=where, error=text,
             before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
             predicted_gib=round(before.bill.allocated / GIB, 3), now_gib=round(after.bill.allocated / GIB, 3),
         )  # fmt: skip
@@ -67,14 +74,13 @@ class Refit:
     def pause(self, wanted: PauseRequest, stop: Callable[[], bool]) -> None:
         """The card is free until the wish is taken back, or the run is to end."""
         run, step = self.run, self.run.position.step
-        run.parked = park(run)
+        park(run)
         wanted.granted()
         self.journal.paused()
         while wanted() and not stop():
             time.sleep(_PAUSED_LOOK)
         if not stop():
-            bring_back(run, run.parked, step)
-            run.parked = None
+            put_in_place(run, step)
             self.journal.going_on()
         wanted.over()
 
@@ -82,7 +88,7 @@ class Refit:
         """A faster setting, if memory has come back. Looked at rarely: it costs a question to the driver."""
         run, step = self.run, self.run.position.step
         self.fit.progressed()
-        if not self.fit.changes or step % _CLIMB_EVERY:
+        if self.fit.as_given or step % _CLIMB_EVERY:
             return False
         there = allocator_bytes(run.device, run.config.vram_limit, run.config.vram_reserve)
         before = self.fit.choice
@@ -103,47 +109,38 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def forget(error: BaseException) -> None:
-    """Frames of a traceback hold tensors: the very ones there is no room for."""
-    link: BaseException | None = error
-    while link is not None:
-        traceback.clear_frames(link.__traceback__)
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def change_setting(run: Run, step: int) -> None:
     """Put the fit's setting in place; the next one, and so on, where building it runs out itself."""
     assert run.stepper is not None
     run.stepper.release()
-    setting = run.fit.setting
-    run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
-    if storage_of(setting) != run.stepper.optimizer.storage:
-        bring_back(run, park(run), step)
+    put_in_place(run, step, run.stepper.optimizer.storage)
 
 
-def bring_back(run: Run, parked: TrainingState, step: int) -> None:
-    """Go on with what was parked, in the fit's setting or the first one after it that there is room for."""
+def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
+    """The fit's setting, or the first one after it that there is room for; `storage` is what there is now."""
     while True:
         setting = run.fit.setting
         run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
+        if run.parked is None and storage_of(setting) == storage:
+            return
         try:
-            unpark(run, parked, setting)
+            unpark(run, run.parked or park(run), setting)
             return
         except Exception as error:
-            if not is_out_of_memory(error) or run.fit.down(step) is None:
-                run.parked = parked  # what was learned can still be saved
+            # A UserError is the host's memory: it has no room for what was to move there.
+            ran_out = is_out_of_memory(error) or isinstance(error, UserError)
+            if not ran_out or run.fit.down(step) is None:
                 raise
-            run.stepper = None
-            _let_go(run, parked)
+            if run.parked is not None:
+                _let_go(run, run.parked)
             forget(error)
 
 
 def park(run: Run) -> TrainingState:
-    """All of training's state in host memory; the card is free afterwards."""
+    """All of training's state in host memory; the card is free afterwards.
+
+    It is the run's from then on, so that whatever fails next can still save it.
+    """
     stepper = run.stepper
     assert stepper is not None and not stepper.updating
     here = stepper.export()
@@ -153,7 +150,7 @@ def park(run: Run) -> TrainingState:
         scaler=here.scaler,
     )
     del here, stepper
-    run.stepper = None
+    run.parked, run.stepper = state, None
     _let_go(run, state)
     gc.collect()
     if torch.cuda.is_available():
@@ -171,4 +168,4 @@ def unpark(run: Run, state: TrainingState, setting: Setting) -> None:
     """Go on where `park` left off, in this setting. The model's weights are the parked ones."""
     stepper = new_stepper(run.model, run.config, setting, run.device, run.dtype, compiled=run.model.compiled)
     stepper.restore(state.optimizer, state.scaler)
-    run.stepper = stepper
+    run.parked, run.stepper = None, stepper

@@ -45,7 +45,7 @@ class Run:
     dtype: str
     model: Decoder
     fit: Fit  # how a step is carried out, and how else it could be
-    stepper: Stepper | None  # None where the model is only evaluated
+    stepper: Stepper | None  # None where the model is only evaluated, and while its state is parked
     sequences: Sequences
     evaluation: dict[str, FixedBlocks]
     text: dict[str, TargetText]  # by split; empty where nothing says which tokenizer wrote the data

@@ -212,6 +212,10 @@ def damaged(**changes: Any) -> str:
         damaged(attention=[]),
         damaged(load=None),
         damaged(memory_gib="a lot"),
+        damaged(copy_gbps=1e308),
+        damaged(launch_us=1e-300),
+        damaged(ceiling_tflops=10**400),
+        "[" * 100_000,
     ],
 )
 def test_a_broken_or_old_file_is_passed_over_with_a_note(

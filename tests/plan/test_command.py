@@ -195,3 +195,50 @@ def test_every_config_of_the_house_fits_a_4070(capsys: pytest.CaptureFixture[str
         code, told = plan(capsys, str(path))
         assert code == 0, path.name
         assert told["as_given"]["fits"], path.name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"tokenizer": 3}', "[" * 100_000]
+    + [
+        f'{{"tokenizer": {{"name": "byte", "n_vocab": {count}}}}}'
+        for count in ("-5", "0", "1e999", "NaN", "9" * 30)
+    ],
+)
+def test_data_that_cannot_be_read_counts_as_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _code, usual = plan(capsys)
+    folder = Path("data") / "broken"
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text(text)
+    code, found = plan(capsys, "--dataset=broken")
+    assert code == 0 and found["model"] == usual["model"]
+
+
+def test_a_dtype_the_card_has_no_figures_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=T4", "--dtype=bfloat16"]) == 0
+    assert "there are no figures of T4 in bfloat16" in capsys.readouterr().out
+
+
+def test_a_reserve_larger_than_the_card_leaves_nothing_and_not_less(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "--gpu=RTX 4070", "--vram_reserve=100", "--json"]) == 2
+    shown = capsys.readouterr()
+    assert "nothing is left of the card" in shown.err and not shown.out
+
+
+@pytest.mark.parametrize("currency", ["[/]", "[red]EUR", "€"])
+def test_a_currency_is_shown_as_it_is(currency: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=RTX 4070", f"--currency={currency}", "--compare"]) == 0
+    assert f" {currency} at 0.30 {currency} a kWh" in capsys.readouterr().out
+
+
+def test_an_empty_time_is_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=RTX 4070", "--by="]) == 2
+    assert "no time that can be planned for" in capsys.readouterr().err
+
+
+def test_the_largest_model_of_a_single_token_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--block_size=1", "--batch_size=1", "--gradient_accumulation_steps=1", "--largest"]
+    assert main(["plan", "--gpu=RTX 4070", *words]) == 0
+    assert "longest block" not in capsys.readouterr().out, "a table without rows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from onecard.plan.lines import total
 from onecard.plan.settings import Setting
 from onecard.plan.standing import per_element, standing
 from onecard.plan.tensors import parameters_of
+from onecard.shapes import GPT2Shape
 
 VOCAB = 301
 MODELS = {
@@ -125,3 +127,13 @@ def test_bytes_a_parameter() -> None:
     assert on_card("layers", by_muon=True, **low) == 2 + 2 + 1 + 4 / 256
     assert on_card("embeddings", by_muon=True, **low, offload="gradients") == 6
     assert on_card("vectors", **low, offload="gradients") == 16
+
+
+def test_a_model_of_any_size_is_counted_at_once() -> None:
+    """A search asks hundreds of times; pieces are counted, not listed."""
+    huge = GPT2Shape(1024, 96, 12288, 50304, 1024, False)
+    began = time.perf_counter()
+    for micro_batch in range(1, 300):
+        for offload in ("none", "optimizer", "gradients"):
+            standing(huge, Setting(micro_batch, 512, "block", offload), "bfloat16", by_muon=False)
+    assert time.perf_counter() - began < 2.0

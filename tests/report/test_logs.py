@@ -165,6 +165,13 @@ def test_a_resumed_run_is_read_from_its_last_start() -> None:
     assert read(nanogpt_log(9000, range(30)) + "tokens per iteration will be: 1,024\nKilled\n").starts == 1
 
 
+def test_decimal_commas_are_no_thousands() -> None:
+    log = read("iter 7: loss 3,1234, time 4321,12ms, mfu 11,52%\n")
+    assert log.steps == (Step(7, pytest.approx(4321.12), pytest.approx(3.1234), pytest.approx(0.1152)),)
+    log = read("iter 7: loss 3.1234, time 14,321.12ms, mfu 11.52%\n")
+    assert log.steps[0].ms == pytest.approx(14321.12)
+
+
 def test_a_line_that_is_there_twice_counts_once() -> None:
     line = "iter 7: loss 6.1, time 432.10ms, mfu 11.52%\n"
     assert len(read(line * 2).steps) == 1

@@ -735,13 +735,16 @@ def test_out_of_memory_says_what_to_change(workplace: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Stepper, "backward", backward)
     with pytest.raises(UserError, match="out of memory") as stopped:
-        train(config())
+        train(config("--auto_fit=False"))
     recompute, split, low_bit, _ = stopped.value.hint.splitlines()
     assert "not the same training" in low_bit
     assert recompute.startswith("--recompute=block")
     assert split.startswith("--batch_size=2 --gradient_accumulation_steps=4")
     assert stopped.value.exit_code == 1
     assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [3]
+    with pytest.raises(UserError, match="even with --batch_size=1 --recompute=block") as stopped:
+        train(config("--fresh"))
+    assert "recompute" not in stopped.value.hint, "what was tried is no advice"
 
 
 def test_a_closed_terminal_saves_like_ctrl_c(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

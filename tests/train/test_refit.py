@@ -1,0 +1,313 @@
+"""Failures at the worst moments of a change: while all is parked, while saving, while text is drawn."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onecard.config import RunConfig
+from onecard.data.prepare.command import prepare
+from onecard.errors import UserError
+from onecard.knobs import load_config
+from onecard.model.decoder import Decoder
+from onecard.optim.optimizer import Optimizer
+from onecard.plan.lines import GIB
+from onecard.plan.rates import ANY_CARD
+from onecard.plan.search import Question
+from onecard.plan.settings import Setting
+from onecard.run.checkpoint import list_checkpoints
+from onecard.run.metrics import read_metrics
+from onecard.train import journal as journal_module
+from onecard.train import loop as loop_module
+from onecard.train import refit as refit_module
+from onecard.train import start as start_module
+from onecard.train.fit import Fit, open_fit
+from onecard.train.loop import Training, train
+from onecard.train.step import Stepper
+
+TINY = [
+    "--dataset=tiny", "--vocab_size=61", "--n_layer=3", "--n_head=2", "--n_embd=32", "--block_size=16",
+    "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--min_lr=1e-3",
+    "--warmup_iters=3", "--lr_decay_iters=40", "--max_iters=20", "--eval_interval=5", "--eval_iters=2",
+    "--device=cpu", "--no-compile", "--sample_tokens=0", "--out_dir=out",
+]  # fmt: skip
+FULL = "CUDA out of memory"
+
+
+def config(*more: str) -> RunConfig:
+    return load_config(RunConfig, [*TINY, *more])
+
+
+def weights(out_dir: str = "out") -> dict[str, torch.Tensor]:
+    return list_checkpoints(Path(out_dir) / "checkpoints")[-1].model_tensors()
+
+
+def events(kind: str, out_dir: str = "out") -> list[dict[str, Any]]:
+    lines = (Path(out_dir) / "events.jsonl").read_text().splitlines()[1:]
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def saved_steps(out_dir: str = "out") -> list[int]:
+    return [event["step"] for event in events("saved", out_dir)]
+
+
+@pytest.fixture
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in test_fit.py."""
+    monkeypatch.setattr(start_module, "choose_dtype", lambda requested, device: ("float64", ""))
+
+
+def fail_from(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: range, error: Exception | None = None
+) -> list[int]:
+    """The calls in `calls` (counted from 0) raise; returns a list that grows with the failures."""
+    plain, count, failed = getattr(owner, name), iter(range(2**62)), []
+
+    def sometimes(*arguments: Any, **named: Any) -> Any:
+        number = next(count)
+        if number in calls:
+            failed.append(number)
+            raise error or torch.OutOfMemoryError(FULL)
+        return plain(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, sometimes)
+    return failed
+
+
+@pytest.fixture
+def to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way down is another place of masters and totals each time; for so small a model the planner has
+    no reason to choose them."""
+    left = iter(range(12))
+
+    def down(fit: Fit, step: int) -> Setting | None:
+        if next(left, None) is None:
+            return None
+        following = {"none": "optimizer", "optimizer": "gradients", "gradients": "none"}
+        now = fit.setting
+        fit.setting = replace(now, offload=following[now.offload], micro_batch=now.micro_batch % 3 + 1)
+        fit.changes += 1
+        return fit.setting
+
+    monkeypatch.setattr(Fit, "down", down)
+
+
+def full_at_step(monkeypatch: pytest.MonkeyPatch, *steps: int) -> list[int]:
+    """These steps run out as long as masters are on the card; returns a list that grows with the failures."""
+    plain, failed = Stepper.run, []
+
+    def run(stepper: Stepper, *arguments: Any, **named: Any) -> Any:
+        if stepper.optimizer.steps in steps and stepper.optimizer.storage.offload == "none":
+            failed.append(stepper.optimizer.steps)
+            raise torch.OutOfMemoryError(FULL)
+        return plain(stepper, *arguments, **named)
+
+    monkeypatch.setattr(Stepper, "run", run)
+    return failed
+
+
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    plain = Training._step
+
+    def stopped(training: Training, *arguments: Any) -> None:
+        plain(training, *arguments)
+        if training.position.step == step:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Training, "_step", stopped)
+
+
+def test_what_is_parked_is_saved_when_nothing_can_be_built_any_more(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
+) -> None:
+    train(config("--out_dir=quiet", "--max_iters=7", "--eval_interval=100", "--lr_decay_iters=40"))
+    full_at_step(monkeypatch, 7)
+    failed = fail_from(monkeypatch, refit_module, "new_stepper", range(10**6))
+    with pytest.raises(UserError, match="out of memory"):
+        train(config("--eval_interval=100"))
+    assert failed, "the run was between two settings when it ended"
+    assert saved_steps() == [7]
+    for name, expected in weights("quiet").items():
+        assert torch.equal(weights()[name], expected), name
+
+
+def test_an_error_of_another_kind_while_parked_is_told_and_the_steps_are_saved(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
+) -> None:
+    full_at_step(monkeypatch, 7)
+    fail_from(monkeypatch, refit_module, "new_stepper", range(10**6), RuntimeError("the driver is gone"))
+    with pytest.raises(RuntimeError, match="the driver is gone"):
+        train(config("--eval_interval=100"))
+    assert saved_steps() == [7]
+
+
+@pytest.mark.parametrize("place", ["park", "new_stepper", "restore"])
+@pytest.mark.parametrize("host", [False, True])
+def test_a_change_that_fails_itself_is_tried_in_another_way(
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    to_the_host: None,
+    in_float64: None,
+    place: str,
+    host: bool,
+) -> None:
+    """Also where it is the host that has no room: that is a UserError (optim/offload.py)."""
+    train(config("--out_dir=quiet"))
+    full_at_step(monkeypatch, 6)
+    owner = Stepper if place == "restore" else refit_module
+    error = UserError("masters do not fit into this machine's memory") if host else MemoryError()
+    failed = fail_from(monkeypatch, owner, place, range(4), error)
+    train(config())
+    assert len(failed) == 4
+    for name, expected in weights("quiet").items():
+        assert (weights()[name] - expected).abs().max() < 1e-9, name
+
+
+def test_a_sample_that_cannot_be_drawn_costs_a_note(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
+    prepare(["text.txt"], tokenizer="byte", progress=False)
+    words = [word for word in TINY if not word.startswith(("--vocab", "--dataset"))]
+    train(load_config(RunConfig, [*words, "--dataset=text", "--out_dir=quiet"]))
+    fail_from(monkeypatch, journal_module, "sample_text", range(10**6))
+    summary = train(load_config(RunConfig, [*words, "--dataset=text", "--sample_tokens=8"]))
+    assert "no sample text: out of memory" in "".join(capsys.readouterr())
+    assert summary.values["refits"] == 0 and not events("note")
+    assert saved_steps() == saved_steps("quiet") and len(saved_steps()) > 1
+    told = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
+    assert told == [0, 5, 10, 15, 20], "every evaluation once"
+
+
+def test_a_checkpoint_that_ran_out_is_written_all_the_same(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config("--out_dir=quiet"))
+    failed = fail_from(monkeypatch, loop_module, "save_checkpoint", range(0, 10**6, 2))
+    train(config())
+    assert len(failed) == 4
+    assert saved_steps() == saved_steps("quiet")
+    told = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
+    assert told == [0, 5, 10, 15, 20], "no evaluation is repeated for it"
+    assert {event["where"] for event in events("refitted")} == {"checkpoint"}
+
+
+def test_the_save_after_ctrl_c_may_run_out_too(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted_at(monkeypatch, 7)
+    failed = fail_from(monkeypatch, loop_module, "save_checkpoint", range(2))
+    summary = train(config("--eval_interval=100"))
+    assert len(failed) == 2 and summary.interrupted
+    assert saved_steps() == [7]
+
+
+def test_ctrl_c_during_a_change_ends_the_run_after_it(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
+) -> None:
+    full_at_step(monkeypatch, 7)
+    plain = refit_module.park
+
+    def park(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return plain(*arguments)
+
+    monkeypatch.setattr(refit_module, "park", park)
+    summary = train(config("--eval_interval=100"))
+    assert summary.interrupted
+    assert saved_steps() == [7]
+
+
+SMALL_NANOCHAT = ["--arch=nanochat", "--depth=2", "--dataset=tiny", "--vocab_size=61",
+    "--block_size=16", "--batch_size=4", "--total_batch_size=128", "--max_iters=20", "--eval_interval=5",
+    "--eval_iters=2", "--device=cpu", "--no-compile", "--sample_tokens=0", "--out_dir=out"]  # fmt: skip
+KINDS = {
+    "muon": [*TINY, "--optimizer=muon"],
+    "2025": [*SMALL_NANOCHAT, "--generation=2025"],
+    "2026": [*SMALL_NANOCHAT, "--generation=2026"],
+    "dropout": [*TINY, "--dropout=0.2"],
+    "uneven": [*TINY, "--batch_size=3", "--gradient_accumulation_steps=3"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes_and_resuming_alter_nothing(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None, in_float64: None, kind: str
+) -> None:
+    """Changed at step 3, interrupted at 7, continued, changed at 9: as one run without any of it."""
+    train(load_config(RunConfig, [*KINDS[kind], "--out_dir=quiet"]))
+    failed = full_at_step(monkeypatch, 3, 9)
+    interrupted_at(monkeypatch, 7)
+    asked = load_config(RunConfig, KINDS[kind])
+    train(asked)
+    before = json.loads((Path("out") / "config.json").read_text())
+    train(asked)
+    assert failed == [3, 9]
+    # How a step is carried out is not the run's config.
+    after = json.loads((Path("out") / "config.json").read_text())
+    assert after["values"] == before["values"]
+    for name, expected in weights("quiet").items():
+        assert (weights()[name] - expected).abs().max() < 1e-9, name
+
+
+def test_a_low_bit_run_goes_on_from_every_bit(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounding is drawn by the step and the element, so places make no difference either."""
+    low = [*TINY, "--master_weights=bf16", "--optim_states=int8", "--offload=optimizer", "--batch_size=1"]
+    train(load_config(RunConfig, [*low, "--out_dir=quiet"]))
+    fail_from(monkeypatch, Stepper, "run", range(6, 7))
+    seen = []
+
+    def to_the_card(fit: Fit, step: int) -> Setting:
+        seen.append(step)
+        fit.setting = replace(fit.setting, offload="none")
+        return fit.setting
+
+    monkeypatch.setattr(Fit, "down", to_the_card)
+    train(load_config(RunConfig, low))
+    assert seen == [6]
+    for name, expected in weights("quiet").items():
+        assert torch.equal(weights()[name], expected), name
+
+
+@pytest.mark.parametrize("words", [["--master_weights=bf16"], ["--optim_states=int8"]])
+def test_bits_pinned_one_by_one_leave_ways_down(words: list[str]) -> None:
+    asked = load_config(RunConfig, ["--max_iters=10", *words])
+    question = Question(asked, asked.shape(50304), "bfloat16", ANY_CARD, 12 * GIB, None, (8, 9))
+    fit = open_fit(question, on_card=True)
+    first = fit.setting
+    found = fit.down(step=1)
+    assert found is not None and found != first
+    assert (found.master_weights, found.optim_states) == (first.master_weights, first.optim_states)
+
+
+def test_a_hundred_changes_leave_nothing_behind(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refit_module, "_CLIMB_EVERY", 1)
+    alive: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+    most: list[int] = []
+    plain = Optimizer.update
+
+    def counted(optimizer: Optimizer, *arguments: Any) -> None:
+        alive.add(optimizer)
+        most.append(len(alive))
+        plain(optimizer, *arguments)
+
+    monkeypatch.setattr(Optimizer, "update", counted)
+    loss_sum, count = Decoder.loss_sum, iter(range(2**62))
+
+    def often(*arguments: Any, **named: Any) -> Any:
+        if named.get("scale") is not None and next(count) % 5 == 4:
+            raise torch.OutOfMemoryError(FULL)
+        return loss_sum(*arguments, **named)
+
+    monkeypatch.setattr(Decoder, "loss_sum", often)
+    monkeypatch.setattr("onecard.train.fit._PATIENCE", 2)
+    summary = train(config("--max_iters=120", "--batch_size=2", "--gradient_accumulation_steps=2"))
+    assert summary.values["refits"] > 60
+    assert max(most) == 1, "no stepper outlives its setting"
+    assert not [t for t in threading.enumerate() if t.name == "onecard-prefetch"]
