@@ -11,7 +11,7 @@ results file is rewritten after each, --resume leaves out what is in it.
 caps     the same config in less and less memory: loss, learning rates and data as without a cap
 sweep    all exact settings worth a try, a few steps each: was the trainer's choice the fastest that fits?
 ballast  another process fills the card, takes memory and gives it back while the trainer runs
-inject   100 OutOfMemoryErrors in all places where they can happen
+inject   100 OutOfMemoryErrors in all places where they can happen (tiny: 35)
 pause    seconds from --pause to free memory, and the same curve as without
 start    seconds that choosing a setting adds before the first step
 
@@ -37,8 +37,16 @@ for folder in (HERE, HERE.parent):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from fit_disturbed import ballast_jobs, inject_jobs, judge_ballast, judge_inject, judge_pause, pause_jobs  # noqa: E402  # noqa: E402
-from fit_parts import (  # noqa: E402  # noqa: E402
+from fit_disturbed import (  # noqa: E402
+    ballast_jobs,
+    inject_jobs,
+    judge_ballast,
+    judge_inject,
+    judge_pause,
+    needless,
+    pause_jobs,
+)
+from fit_parts import (  # noqa: E402
     Check,
     Job,
     Rows,
@@ -64,12 +72,12 @@ PARTS: dict[str, tuple[Jobs, Judge]] = {
 }
 # How long runs are: on a card, and in the tiny mode.
 LENGTHS: dict[str, tuple[Any, Any]] = {
-    "steps": (200, 40),
+    "steps": (200, 24),
     "sweep_steps": (5, 2),
-    "ballast_steps": ([100, 500, 400], [40, 120, 300]),
+    "ballast_steps": ([100, 500, 400], [40, 160, 300]),
     "gap": ([2.0, 10.0], [0.1, 0.4]),
     "inject_steps": (200, 120),
-    "pause_steps": (160, 300),
+    "pause_steps": (160, 240),
 }
 
 
@@ -154,6 +162,8 @@ def run_all(options: argparse.Namespace) -> Row:
         for name, job in PARTS[part][0](options).items():
             there = rows.get(part, {}).get(name)
             if there is not None and "error" not in there and not there.get("unmeasured"):
+                continue
+            if needless(rows.get(part, {}), name):
                 continue
             if time.monotonic() - began > options.budget_seconds:
                 print(f"not started within the budget: {part}, {name}", file=sys.stderr)

@@ -44,14 +44,19 @@ def capped(options: argparse.Namespace, cap: float | None, steps: int, *, knob: 
     """vram_limit is about the process, so CUDA's own share is added; torch's limit is the hard stop."""
     import torch
 
-    from onecard.train import memory
+    from onecard.train import engine, memory
+    from onecard.train import start as start_module
 
     more = []
     if cap is not None and options.tiny:
         pretend_memory(lambda: cap * GIB)
     elif cap is not None:
         memory.use_expandable_segments()
+        asked = config_of(options, "capped", steps)
+        shape = asked.shape(start_module._vocabulary(Path("data") / options.dataset))
+        engine.choose_kernel(shape, asked, options.device, "bfloat16")  # as the run will: it loads libraries
         context = memory._context_bytes(options.device)
+        torch.cuda.empty_cache()
         total = torch.cuda.mem_get_info()[1]
         torch.cuda.set_per_process_memory_fraction(cap * GIB / total)
         more = [f"--vram_limit={cap + context / GIB}"] if knob else []
