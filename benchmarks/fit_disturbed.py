@@ -192,7 +192,7 @@ def equal_or_noise(one: Row, quiet: Row, again: Row | None) -> tuple[str, str, b
 
 def judge_inject(options: argparse.Namespace, rows: Rows, others: dict[str, Rows]) -> list[Check]:
     quiet, found = rows.get("quiet"), []
-    steps, counts = options.inject_steps, places(options)
+    steps, counts = quiet["asked"] if quiet is not None else 0, places(options)
     for name in ("loud", "same setting"):
         row = rows.get(name)
         if row is None or quiet is None:
@@ -298,7 +298,7 @@ def paused(options: argparse.Namespace) -> Row:
             job.wait()
     rows = read_metrics(folder / "metrics.jsonl")
     return {
-        "exit_code": code, "paused_at": there, "idle": idle, "held_gib": round(held, 3),
+        "asked": steps, "exit_code": code, "paused_at": there, "idle": idle, "held_gib": round(held, 3),
         "left_gib": round(rest, 3), "seconds_until_free": freed if cuda else answered,
         "seconds_until_answered": round(answered, 3), "seconds_until_next_step": round(again, 3),
         "logged": logged_steps(folder), "train": [(r["step"], r["loss"]) for r in rows if "loss" in r],
@@ -311,7 +311,7 @@ def judge_pause(options: argparse.Namespace, rows: Rows, others: dict[str, Rows]
     if row is None:
         return []
     stand_in = STAND_IN if options.tiny else ""
-    seconds, steps = row["seconds_until_free"], options.pause_steps
+    seconds, steps = row["seconds_until_free"], row["asked"]
     text = f"{seconds:.2f} s; {row['held_gib']} GiB held before, {row['left_gib']} GiB (CUDA itself) after"
     quick = seconds <= 5 and (options.tiny or row["left_gib"] <= min(1.2, 0.5 * row["held_gib"]))
     found = [

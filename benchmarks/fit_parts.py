@@ -76,8 +76,8 @@ def judge_caps(options: argparse.Namespace, rows: Rows, others: dict[str, Rows])
         peak = row.get("peak_reserved_gib", row["predicted_need_gib"])
         found += [
             check(f"{name}: exact settings only", "exact", row["setting"], row["exact"]),
-            check(f"{name}: peak reserved", f"at most {row['cap_gib']:.4g} GiB", peak,
-                  peak <= row["cap_gib"] + 1e-4),
+            check(f"{name}: peak reserved", f"at most {row['cap_gib']:.6g} GiB", f"{peak:.6g} GiB",
+                  peak <= row["cap_gib"]),
         ]  # fmt: skip
         if name.startswith("from outside"):
             same = rows.get(name.removeprefix("from outside: "))
@@ -159,7 +159,7 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
             told = {"setting": choice.setting.words(), "loss_chunk": choice.setting.loss_chunk,
-                    "predicted_need_gib": round(choice.bill.need / GIB, 4),
+                    "predicted_need_gib": choice.bill.need / GIB,
                     "predicted_tokens_per_s": round(choice.tokens_per_s)}  # fmt: skip
             row["settings"].append(told)
             try:

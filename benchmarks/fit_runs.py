@@ -179,7 +179,7 @@ class Watched:
         told = {
             "setting": fit.setting.words(), "began_with": self.settings[0].words(),
             "chosen": fit.setting.to_json(), "exact": all(s.exact for s in self.settings),
-            "predicted_need_gib": round(fit.choice.bill.need / GIB, 4),
+            "predicted_need_gib": fit.choice.bill.need / GIB,
             "predicted_tokens_per_s": round(fit.choice.tokens_per_s),
             "refits": summary.values["refits"], "refitted": refits_in(folder),
             "steps": summary.values["step"], "asked": self.config.max_iters,
@@ -384,7 +384,8 @@ class Ballast:
         note("left")
         while not gone():
             over.wait(0.5)
-        del held, filler
+        held.clear()
+        del filler
 
     def taken_gib(self) -> float:
         try:
