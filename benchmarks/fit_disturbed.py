@@ -125,7 +125,8 @@ def judge_ballast(options: argparse.Namespace, rows: Rows, others: dict[str, Row
     speed = f"{again:.3f}; during it {row['seconds_before'] / row['seconds_during']:.3f}"
     fast = again >= FAST
     if options.tiny:
-        fast, speed = row["setting"] == row["began_with"], row["setting"] + STAND_IN
+        ratio = row["predicted_tokens_per_s"] / row["predicted_at_first"]
+        fast, speed = ratio >= FAST, f"{ratio:.3f} predicted{STAND_IN}"
     return [
         check("memory was taken and given back", "at least 3 times", len(taken), len(taken) >= 3),
         check("ran to the end", f"{steps} steps", row["steps"], row["steps"] == steps),

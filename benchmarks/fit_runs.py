@@ -181,6 +181,7 @@ class Watched:
             "chosen": fit.setting.to_json(), "exact": all(s.exact for s in self.settings),
             "predicted_need_gib": fit.choice.bill.need / GIB,
             "predicted_tokens_per_s": round(fit.choice.tokens_per_s),
+            "predicted_at_first": round(fit.question.answer(self.settings[0]).tokens_per_s),
             "refits": summary.values["refits"], "refitted": refits_in(folder),
             "steps": summary.values["step"], "asked": self.config.max_iters,
             "updates": self.updates, "logged": logged_steps(folder),
