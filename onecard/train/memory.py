@@ -22,6 +22,8 @@ _OUT_OF_MEMORY = (
 _LOW_BIT = "--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training"
 _SMALLER = "a smaller model or a shorter --block_size needs less of everything"
 _USUAL_CONTEXT = 750 * 2**20  # measured on an H200 with torch 2.11
+# By card: the share of it that an earlier run in this process was capped at, and the one before that.
+_own_caps: dict[int, tuple[float, float]] = {}
 
 
 def peak_memory_gib(device: str) -> float | None:
@@ -54,6 +56,8 @@ def cap_memory(
     kernels) goes off first, as far as it is loaded by now. Returns the allocator's bytes, None for no cap,
     and notes for the user.
     """
+    if device.startswith("cuda"):
+        _lift_own_cap(device)
     if limit_gib is None and reserve_gib is None:
         return None, []
     if not device.startswith("cuda"):
@@ -68,11 +72,9 @@ def cap_memory(
             f"{free / 2**30:.2f} GiB of {total / 2**30:.2f} are free; CUDA takes {context / 2**30:.2f}",
             "raise --vram_limit, lower --vram_reserve, or close what else uses the card",
         )
-    # Unlike the calls above, this one does not take "cuda" for the current card.
-    index = torch.device(device).index
-    torch.cuda.set_per_process_memory_fraction(
-        min(1.0, allocator / total), torch.cuda.current_device() if index is None else index
-    )
+    index, share = _index(device), min(1.0, allocator / total)
+    _own_caps[index] = (share, torch.cuda.get_per_process_memory_fraction(index))
+    torch.cuda.set_per_process_memory_fraction(share, index)
     told = f"tensors may take {allocator / 2**30:.2f} GiB of the card (CUDA itself: {context / 2**30:.2f})"
     return allocator, [told]
 
@@ -83,9 +85,10 @@ def allocator_bytes(
     """What tensors may take of the card now, all of ours included; None where there is no card."""
     if not device.startswith("cuda"):
         return None
-    free, _ = torch.cuda.mem_get_info(device)
+    free, total = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device)  # ours already
-    allocator = float(free)
+    # The driver does not know of torch's own limit, which whoever started this process may have set.
+    allocator = min(float(free), torch.cuda.get_per_process_memory_fraction(_index(device)) * total)
     if limit_gib is not None:
         allocator = min(
             allocator, limit_gib * 2**30 - (_context_bytes(device) if context is None else context)
@@ -93,6 +96,20 @@ def allocator_bytes(
     if reserve_gib is not None:
         allocator = min(allocator, free - reserve_gib * 2**30)
     return allocator
+
+
+def _index(device: str) -> int:
+    """Not every call of torch's takes "cuda" for the current card."""
+    index = torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+def _lift_own_cap(device: str) -> None:
+    """One run's vram_limit is not the next one's in the same process; a limit set by others stays."""
+    index = _index(device)
+    share, before = _own_caps.pop(index, (None, 1.0))
+    if share is not None and torch.cuda.get_per_process_memory_fraction(index) == share:
+        torch.cuda.set_per_process_memory_fraction(before, index)
 
 
 def _context_bytes(device: str) -> int:

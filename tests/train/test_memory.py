@@ -4,12 +4,14 @@ import os
 import sys
 
 import pytest
+import torch
 
 from onecard.config import RunConfig
 from onecard.hardware.cpu import available_memory
 from onecard.hardware.machine import local_cpu
 from onecard.knobs import load_config
-from onecard.train.memory import cap_memory, out_of_memory, use_expandable_segments
+from onecard.train import memory as memory_module
+from onecard.train.memory import allocator_bytes, cap_memory, out_of_memory, use_expandable_segments
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -34,6 +36,29 @@ def test_a_cap_is_about_a_card() -> None:
     assert cap_memory("cpu", None, None) == (None, [])
     _, (note,) = cap_memory("cpu", None, 1.0)
     assert "CPU" in note
+
+
+def test_a_limit_that_torch_was_given_from_outside_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver knows nothing of it, and tells what the whole card has free."""
+    gib, card = 2**30, {"share": 1.0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (20 * gib, 24 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: gib)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: card["share"])
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device=None: card.update(share=share)
+    )
+    monkeypatch.setattr(memory_module, "_context_bytes", lambda device: gib)
+    monkeypatch.setattr(memory_module, "_own_caps", {})
+    assert allocator_bytes("cuda", None, None) == 21 * gib
+    card["share"] = 0.5
+    assert allocator_bytes("cuda", None, None) == 12 * gib
+    assert cap_memory("cuda", 16.0, None)[0] == 12 * gib, "the smaller of the two"
+    assert cap_memory("cuda", 7.0, None)[0] == 6 * gib
+    assert card["share"] == 0.25
+    assert cap_memory("cuda", 9.0, None)[0] == 8 * gib, "the earlier run's limit is not this one's"
+    assert cap_memory("cuda", None, None) == (None, [])
+    assert card["share"] == 0.5, "what came from outside stays"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not known elsewhere")
