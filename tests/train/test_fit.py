@@ -16,7 +16,9 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.knobs import load_config
 from onecard.model.decoder import Decoder
+from onecard.optim import regions
 from onecard.optim.optimizer import Optimizer
+from onecard.plan import standing as standing_module
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
@@ -105,10 +107,13 @@ def _subclasses(owner: Any) -> Iterator[Any]:
 def test_a_hundred_times_out_of_memory_changes_nothing(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, in_float64: None
 ) -> None:
-    quiet = train(config("--out_dir=quiet", "--max_iters=400"))
+    for module in (regions, standing_module):
+        monkeypatch.setattr(module, "PIECE", 2**10)  # small beside this small model: offloading saves
+    wider = "--n_embd=36"  # a shape of its own: what stands is remembered by shape
+    quiet = train(config("--out_dir=quiet", "--max_iters=400", wider))
     monkeypatch.setattr(refit_module, "_CLIMB_EVERY", 3)
     injector = Injector(monkeypatch, chance=0.04, most=100)
-    loud = train(config("--out_dir=loud", "--max_iters=400"))
+    loud = train(config("--out_dir=loud", "--max_iters=400", wider))
     assert injector.left == 0
     assert all(
         injector.raised[place] for place in ("forward", "backward", "entry of the update", "evaluation")
