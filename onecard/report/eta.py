@@ -59,11 +59,13 @@ class Eta:
     mfu: float | None
     log_mfu: float | None
     mfu_explanation: str
-    last_step: int  # how long the run is: the total of a nanochat log, max_iters of the others
+    last_step: (
+        int | None
+    )  # how long the run is: a nanochat log's total, max_iters of the others; None: unsaid
     steps_left: int
     evaluations_left: int
     evaluation_s: Range
-    remaining_s: Range
+    remaining_s: Range | None
     notes: tuple[str, ...]
 
     @property
@@ -97,7 +99,11 @@ def estimate(log: Log, known: Known) -> Eta:
             )
         )
     last_step, steps_left = _horizon(log, known, tokens_per_step)
-    count, evaluation = _evaluations(log, known, step_ms, tokens_per_s, last_step, notes)
+    count, evaluation = 0, Range(0.0, 0.0, 0.0)
+    remaining: Range | None = None
+    if last_step is not None:
+        count, evaluation = _evaluations(log, known, step_ms, tokens_per_s, last_step, notes)
+        remaining = step_ms.times(steps_left / 1000) + evaluation.times(count)
     log_mfu = next((step.mfu for step in reversed(log.steps) if step.mfu is not None), None)
     peak = peak_of(log, known)
     mfu = flops_per_s / (peak * log.cards) if flops_per_s and peak else None
@@ -123,7 +129,7 @@ def estimate(log: Log, known: Known) -> Eta:
         steps_left=steps_left,
         evaluations_left=count,
         evaluation_s=evaluation,
-        remaining_s=step_ms.times(steps_left / 1000) + evaluation.times(count),
+        remaining_s=remaining,
         notes=tuple(notes),
     )
 
@@ -202,8 +208,8 @@ def _how_to_get_mfu(known: Known, flops_per_s: float | None) -> str:
     return _("MFU is left out: {card} has no peak for this dtype").format(card=known.card.name)
 
 
-def _horizon(log: Log, known: Known, tokens_per_step: int | None) -> tuple[int, int]:
-    """(how many steps in all, how many are left)."""
+def _horizon(log: Log, known: Known, tokens_per_step: int | None) -> tuple[int | None, int]:
+    """(how many steps in all, how many are left); None where nobody says."""
     last = known.max_iters
     if known.tokens is not None:
         if tokens_per_step is None:
@@ -216,11 +222,7 @@ def _horizon(log: Log, known: Known, tokens_per_step: int | None) -> tuple[int, 
     if last is None:
         last = log.facts.get("last_step") or setting_of(log, known, "max_iters")
     if last is None:
-        raise UserError(
-            _("this log does not say how long the run is"),
-            _("neither a total of steps nor max_iters is in it"),
-            _("add --max-iters 6000, --tokens 3.2B or --config FILE"),
-        )
+        return None, 0
     seen = log.steps[-1].number
     # Steps count from 0, and nanoGPT takes one more than max_iters; a bar counts steps that are done.
     left = last - seen if log.format in (NANOGPT, HUGGINGFACE) else last - seen - 1

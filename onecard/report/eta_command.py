@@ -130,7 +130,7 @@ def to_json(found: Eta, now: datetime) -> dict[str, Any]:
         "steps_used": found.steps_used,
         "last_seen": found.log.steps[-1].number,
         "max_iters": found.last_step,
-        "steps_left": found.steps_left,
+        "steps_left": found.steps_left if found.last_step is not None else None,
         "step_ms": {"median": step.mid, "low": step.low, "high": step.high},
         "tokens_per_step": found.tokens_per_step,
         "tokens_per_s": found.tokens_per_s,
@@ -142,8 +142,8 @@ def to_json(found: Eta, now: datetime) -> dict[str, Any]:
         "mfu_explanation": found.mfu_explanation,
         "evaluations_left": found.evaluations_left,
         "evaluation_s": vars(found.evaluation_s),
-        "remaining_s": {"mid": left.mid, "low": left.low, "high": left.high},
-        "finish": _later(now, left.mid).isoformat(timespec="seconds") if found.steps_left else None,
+        "remaining_s": {"mid": left.mid, "low": left.low, "high": left.high} if left else None,
+        "finish": _later(now, left.mid).isoformat(timespec="seconds") if left and found.steps_left else None,
         "loss": found.loss,
         "notes": list(found.notes),
     }
@@ -161,11 +161,15 @@ def _later(now: datetime, seconds: float) -> datetime:
 
 def to_text(found: Eta, now: datetime) -> str:
     log = found.log
-    head = ngettext(
-        "{program} log: {lines:,} line, step {last:,} of {total:,}",
-        "{program} log: {lines:,} lines, steps {first:,} to {last:,} of {total:,}",
-        len(log.steps),
-    ).format(
+    if found.last_step is None:
+        head = _("{program} log: {lines:,} lines, up to step {last:,}")
+    else:
+        head = ngettext(
+            "{program} log: {lines:,} line, step {last:,} of {total:,}",
+            "{program} log: {lines:,} lines, steps {first:,} to {last:,} of {total:,}",
+            len(log.steps),
+        )
+    head = head.format(
         program=PROGRAMS[log.format], lines=len(log.steps), first=log.steps[0].number,
         last=log.steps[-1].number, total=found.last_step,
     )  # fmt: skip
@@ -218,6 +222,10 @@ def _mfu_text(found: Eta) -> str:
 
 
 def _time_rows(found: Eta, now: datetime) -> list[tuple[str, str]]:
+    if found.remaining_s is None:
+        return [
+            (_("left"), _("unknown, the log does not say how long the run is: add --max-iters or --tokens"))
+        ]
     if not found.steps_left:
         return [(_("left"), _("nothing: the log is at the end of the run"))]
     left = found.remaining_s

@@ -402,12 +402,23 @@ def test_no_training_lines_is_no_answer(run: Callable[..., Answer]) -> None:
     assert (code, out) == (1, "") and "no training lines" in err
 
 
+def test_without_a_horizon_it_tells_what_it_can(run: Callable[..., Answer]) -> None:
+    """Speed and true MFU were the question; the time left is said to be unknown."""
+    pasted = nanogpt_log(4384, range(20), head="").encode()
+    more = ("--batch-size=16", "--block-size=1024", "--gradient-accumulation-steps=32", "--gpu=RTX 4070")
+    code, out, _ = run("-", *more, pasted=pasted)
+    assert code == 0 and "tokens/s" in out and "--max-iters" in out and "up to step 19" in out
+    code, out, _ = run("-", *more, "--json", pasted=pasted)
+    told = json.loads(out)
+    assert told["tokens_per_s"] > 0 and told["mfu"] > 0
+    assert told["remaining_s"] is told["finish"] is told["steps_left"] is told["max_iters"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ([], "LOG"),
         (["missing.log"], "there is no log missing.log"),
-        (["-"], "--max-iters"),
         (["-", "--max-iters=6000", "--gpu=RTX 4071"], "4071"),
         (["-", "--max-iters=6000", "--tokens=3.2B"], "keep one of them"),
         (["-", "--tokens=many"], "tokens takes a number of tokens"),
