@@ -153,6 +153,12 @@ def test_the_check_allows_an_import_from_above(source: str) -> None:
     assert violations(source, "onecard.data.bins") == []
 
 
+def test_test_files_have_names_of_their_own() -> None:
+    """They are no package: two of one name cannot be collected in one go."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py")]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 # --- size ---------------------------------------------------------------------------------------
 
 

@@ -127,6 +127,13 @@ def _context_bytes(device: str) -> int:
     return _USUAL_CONTEXT  # WSL and containers do not tell
 
 
+def allocator_retries(device: str) -> int:
+    """How often the allocator had to give everything back and start over: each time the card stands still."""
+    if not device.startswith("cuda"):
+        return 0
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """On a card torch has an error of its own; its libraries and the CPU have RuntimeErrors."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -22,11 +22,19 @@ from onecard.run.pause import PauseRequest
 from onecard.train.engine import new_stepper, storage_of
 from onecard.train.fit import Fit
 from onecard.train.journal import Journal
-from onecard.train.memory import allocator_bytes, forget, is_out_of_memory, peak_memory_gib
+from onecard.train.memory import (
+    allocator_bytes,
+    allocator_retries,
+    forget,
+    is_out_of_memory,
+    peak_memory_gib,
+)
 from onecard.train.start import Run
 
 _PAUSED_LOOK = 0.1  # seconds
 _CLIMB_EVERY = 32  # steps between looks at how much memory there is now
+# It just fits, but the allocator starts over again and again: as good as not fitting, and found out so often.
+_THRASHING_EVERY, _THRASHING = 8, 4
 _WAIT = 1.0  # seconds before the smallest setting is tried once more
 
 
@@ -35,6 +43,7 @@ class Refit:
 
     def __init__(self, run: Run, journal: Journal) -> None:
         self.run, self.journal = run, journal
+        self._retries = 0  # of the allocator, when last looked at
 
     @property
     def fit(self) -> Fit:
@@ -84,10 +93,20 @@ class Refit:
             self.journal.going_on()
         wanted.over()
 
+    def _thrashing(self) -> bool:
+        if self.run.position.step % _THRASHING_EVERY:
+            return False
+        before, self._retries = self._retries, allocator_retries(self.run.device)
+        return self.fit.enabled and self._retries - before >= _THRASHING
+
     def climb(self) -> bool:
-        """A faster setting, if memory has come back. Looked at rarely: it costs a question to the driver."""
+        """Has the setting changed after this step? For a faster one, if memory has come back, or for a
+        smaller one, if it fits too tightly. Looked at rarely: it costs a question to the driver."""
         run, step = self.run, self.run.position.step
         self.fit.progressed()
+        if self._thrashing():
+            told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps"
+            return self.after(torch.OutOfMemoryError(told), "training")
         if self.fit.as_given or step % _CLIMB_EVERY:
             return False
         there = allocator_bytes(run.device, run.config.vram_limit, run.config.vram_reserve)

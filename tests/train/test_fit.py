@@ -218,6 +218,18 @@ def test_evaluation_takes_smaller_bites_first(workplace: Path, monkeypatch: pyte
     assert summary.values["refits"] == 0 and summary.values["val_loss"] > 0
 
 
+def test_an_allocator_that_keeps_starting_over_is_a_shortage(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card that spills or thrashes nothing fails; it only becomes slow."""
+    retries = iter([0, 5, 5, 6, 6, 6, 6, 6])
+    monkeypatch.setattr(refit_module, "allocator_retries", lambda device: next(retries, 6))
+    summary = train(config("--max_iters=40"))
+    (told,) = (e for e in events("out") if e["event"] == "refitted" and e["where"] == "training")
+    assert told["step"] == 16 and "started over" in told["error"]
+    assert summary.values["step"] == 40
+
+
 # --- decisions alone
 def question(allowed_gib: float, *words: str) -> Question:
     asked = load_config(RunConfig, ["--max_iters=10", *words])
