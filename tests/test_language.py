@@ -286,7 +286,7 @@ def test_every_way_and_stage_is_named_in_the_readers_language(monkeypatch: pytes
     for setting in settings(config, question.shape):
         if setting.micro_batch == 8:
             names |= {name for name, _choice in stages(question, question.answer(setting))}
-    assert {"start", "compile", "micro-batch 8", "recompute none", "loss chunk 4,096"} <= names
+    assert {"start", "compile", "micro-batch 8", "nothing computed twice", "loss chunk 4,096"} <= names
     monkeypatch.setenv("ONECARD_LANG", "en")
     assert {way_name(name) for name in names} == names
     for other in OTHERS:

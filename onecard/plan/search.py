@@ -75,9 +75,10 @@ class Choice:
     def words(self) -> str:
         """Flags that carry out the same step in this setting."""
         given = self.question.config
-        return self.setting.words(
-            None if given.batch_size == self.setting.micro_batch else given.sequences_per_step
-        )
+        same = given.batch_size == self.setting.micro_batch
+        said = self.setting.words(None if same else given.sequences_per_step)
+        usual = given.loss_chunk or default_chunk(self.question.shape.vocab_size)
+        return said if self.setting.loss_chunk == usual else f"{said} --loss_chunk={self.setting.loss_chunk}"
 
     @property
     def host_bytes(self) -> int:
@@ -212,11 +213,13 @@ def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
     if goal.compile and not start.compile:
         moves.append(("compile", {"compile": True}))
     if goal.offload != start.offload:
-        moves.append((f"offload {goal.offload}", {"offload": goal.offload}))
+        name = "nothing offloaded" if goal.offload == "none" else f"offload {goal.offload}"
+        moves.append((name, {"offload": goal.offload}))
     for size in [n for n in micro_batches(config) if start.micro_batch < n <= goal.micro_batch]:
         moves.append((f"micro-batch {size}", {"micro_batch": size}))
     if goal.recompute != start.recompute:
-        moves.append((f"recompute {goal.recompute}", {"recompute": goal.recompute}))
+        name = "nothing computed twice" if goal.recompute == "none" else f"recompute {goal.recompute}"
+        moves.append((name, {"recompute": goal.recompute}))
     if goal.loss_chunk != start.loss_chunk:
         moves.append((f"loss chunk {goal.loss_chunk:,}", {"loss_chunk": goal.loss_chunk}))
     for name, change in moves:

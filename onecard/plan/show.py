@@ -52,8 +52,8 @@ def names_to_translate() -> list[str]:
     ]  # fmt: skip
     groups = [_("weights"), _("optimizer"), _("activations"), _("logits"), _("libraries")]
     ways = [
-        _("exact"), _("low-bit"), _("recompute mlp"), _("recompute block"), _("recompute none"),
-        _("offload optimizer"), _("offload gradients"), _("offload none"), _("start"), _("compile"),
+        _("exact"), _("low-bit"), _("recompute mlp"), _("recompute block"), _("nothing computed twice"),
+        _("offload optimizer"), _("offload gradients"), _("nothing offloaded"), _("start"), _("compile"),
     ]  # fmt: skip
     nanogpt = [
         _("AdamW's two averages"), _("16-bit copies of the weights"), _("residual stream"),
@@ -312,15 +312,15 @@ def stage_table(answer: Answer) -> Table:
         ("GiB", "right"),
         (_("tokens/s"), "right"),
         (_("gain"), "right"),
+        (_("flags"), "left"),
     ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     before: Choice | None = None
     for name, choice in answer.stages():
         gain = choice.tokens_per_s / before.tokens_per_s - 1 if before and before.tokens_per_s else None
-        shown = f"{way_name(name)}: {choice.words}" if before is None else way_name(name)
         table.add_row(
-            shown, number(choice.bill.process / GIB, ".2f"), number(choice.tokens_per_s, ",.0f"),
-            "" if gain is None else number(gain, "+.0%"),
+            way_name(name), number(choice.bill.process / GIB, ".2f"), number(choice.tokens_per_s, ",.0f"),
+            "" if gain is None else number(gain, "+.0%"), choice.words,
         )  # fmt: skip
         before = choice
     return table

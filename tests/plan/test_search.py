@@ -10,11 +10,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from questions import D32, NOTES, NOW, asked, config, question, target
 
+from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.knobs import load_config
 from onecard.plan.answer import answer, question_of
 from onecard.plan.lines import GIB
 from onecard.plan.options import Options
 from onecard.plan.search import by_kind, chosen, fastest, micro_batches, pinned, settings, smallest, stages
+from onecard.plan.settings import setting_of
 
 SMALL = ["--n_layer=4", "--n_head=4", "--n_embd=256", "--vocab_size=512", "--block_size=256",
          "--batch_size=6", "--gradient_accumulation_steps=4", "--max_iters=100"]  # fmt: skip
@@ -229,3 +232,15 @@ def test_a_card_without_bf16_is_planned_in_fp16() -> None:
     assert question_of(config(NOTES), target("T4")).dtype == "float16"
     assert question_of(config(NOTES), target("RTX 4070")).dtype == "bfloat16"
     assert question_of(config(NOTES, "--dtype=float32"), target("RTX 4070")).dtype == "float32"
+
+
+@pytest.mark.parametrize("model", [NOTES, SMALL, D32])
+def test_the_flags_that_are_shown_carry_out_the_same_step(model: list[str]) -> None:
+    """Copied behind the user's own words, they give the setting that was promised, and as many tokens."""
+    for gib in (3.0, 5.0, 12.0):
+        found = asked(model, gib=gib)
+        for choice in filter(None, (found.choice, *(c for _, c in found.alternatives() if c.fits))):
+            question = choice.question
+            copied = load_config(RunConfig, [*model, *choice.words.split()])
+            assert copied.tokens_per_step == question.config.tokens_per_step
+            assert setting_of(copied, question.shape) == choice.setting
