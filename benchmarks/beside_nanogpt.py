@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command_line import command_line
 
 VOCAB = 50304
 
@@ -159,7 +160,7 @@ def main() -> None:
         "what": f"GPT-2 {options.n_layer} layers, n_embd {options.n_embd}, dropout {options.dropout}, "
         f"{options.batch}x{options.block} tokens, bf16, compiled",
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python " + " ".join(["benchmarks/beside_nanogpt.py", *sys.argv[1:]]),
+        "command": command_line(),
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "bf16_matmul_tflops": round(matmul_tflops(), 1),

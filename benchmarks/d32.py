@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from command_line import command_line
+
 HERE = Path(__file__).resolve().parent
 GIB = 2**30
 FIRST_LETTER = 0x10000
@@ -183,7 +185,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "what": "nanochat d32 under a cap: train, evaluate, sample, save, resume; then sample alone",
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python " + " ".join(["benchmarks/d32.py", *sys.argv[1:]]),
+        "command": command_line(),
         "card": torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU",
         "torch": torch.__version__,
         "rows": [],

@@ -37,6 +37,7 @@ for folder in (HERE, HERE.parent):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
+from command_line import command_line  # noqa: E402
 from fit_disturbed import (  # noqa: E402
     ballast_jobs,
     inject_jobs,
@@ -79,14 +80,6 @@ LENGTHS: dict[str, tuple[Any, Any]] = {
     "inject_steps": (200, 120),
     "pause_steps": (160, 240),
 }
-
-
-def command() -> str:
-    """Without this machine's folders."""
-    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
-    words = [f"{name}={Path(value).name}" if value.startswith("/") else word
-             for word in words for name, _, value in [word.partition("=")]]  # fmt: skip
-    return "python " + " ".join(["benchmarks/fit.py", *words])
 
 
 def safely(job: Job, cuda: bool) -> Row:
@@ -146,7 +139,7 @@ def run_all(options: argparse.Namespace) -> Row:
     began = time.monotonic()
     results: Row = {
         "what": "training in less memory than there should be",
-        "date": time.strftime("%Y-%m-%d"), "command": command(), "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"), "command": command_line(), "python": platform.python_version(),
         "tiny": options.tiny, "rows": {}, "checks": [],
     }  # fmt: skip
     if options.resume and options.out and options.out.exists():

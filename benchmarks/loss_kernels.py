@@ -18,7 +18,6 @@ import importlib
 import json
 import os
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from command_line import command_line
 from torch import Tensor
 
 from onecard.model.loss import LossOptions
@@ -280,7 +280,7 @@ class Bench:
         result = {
             "what": f"linear head + cross-entropy, {self.options.rows} × {self.options.width}, bf16",
             "date": time.strftime("%Y-%m-%d"),
-            "command": "python " + " ".join(["benchmarks/loss_kernels.py", *sys.argv[1:]]),
+            "command": command_line(),
             "card": torch.cuda.get_device_name() if self.device == "cuda" else "CPU",
             "torch": torch.__version__,
             "triton": next((d.version for d in metadata.distributions(name="triton")), None),

@@ -35,6 +35,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from command_line import command_line
+
 Step = Callable[[Any, Any], Any]  # torch is imported in the measuring processes only
 Row = dict[str, Any]
 GIB = 2**30
@@ -379,7 +381,7 @@ def run_all(options: argparse.Namespace) -> Row:
     results: Row = {
         "what": "GPT-2 training steps: tokens per second and peak memory, a process per measurement",
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python " + " ".join(["benchmarks/memory_speed.py", *sys.argv[1:]]),
+        "command": command_line(),
         "python": platform.python_version(),
         "transformers": next((d.version for d in metadata.distributions(name="transformers")), None),
         "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),

@@ -30,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from accuracy_grid import Case, as_row, case_of, estimates, grid, in_order, tiny  # noqa: E402
+from command_line import command_line  # noqa: E402
 from memory_speed import Row, in_own_process, write  # noqa: E402
 
 from onecard.hardware.cards import match_card  # noqa: E402
@@ -230,8 +231,7 @@ def call_of(options: argparse.Namespace) -> Row:
         raise SystemExit(f"error: the machine cannot be measured: {row['error']}\n{row.get('trace', '')}")
     if row["compile_problem"]:
         raise SystemExit(f"error: torch.compile does not work here: {row['compile_problem']}")
-    told = {"date": time.strftime("%Y-%m-%d %H:%M"), "arguments": " ".join(sys.argv[1:])}
-    return told | row
+    return {"date": time.strftime("%Y-%m-%d %H:%M"), "command": command_line()} | row
 
 
 def waiting(options: argparse.Namespace, rows: Sequence[Row]) -> list[Case]:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from command_line import command_line
+
 SETTINGS: dict[str, list[str]] = {
     "plain": [],
     "exact": [],
@@ -198,7 +200,7 @@ def compare(options: argparse.Namespace, what: str, measure: Callable[..., dict[
     result: dict[str, Any] = {
         "what": what,
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python " + " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command_line(),
         "card": torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU",
         "torch": torch.__version__,
         "rows": [],

@@ -1,8 +1,8 @@
 # nanochat d32 (October 2025: 1,879,048,192 parameters, vocabulary 65536) inside 12 GB, all of it trained.
 # Its data: onecard prepare fineweb --name fineweb-65k --tokens 38B --train-tokenizer 65536
 # The tight recipe: bf16 masters with stochastic rounding, int8 momentum, one value a token and layer kept,
-# gradients summed in fp32 in host memory (about 12 GB of it). Low-bit: not the same numbers as exact
-# training; benchmarks/ compares the two.
+# gradients summed in fp32 in host memory (12 GiB of it pinned, 18 in all). Low-bit: not the same numbers as
+# exact training; benchmarks/ compares the two.
 out_dir = "out-d32"
 dataset = "fineweb-65k"
 arch = "nanochat"

@@ -117,6 +117,51 @@ def test_every_module_of_the_data_room_is_on_the_map() -> None:
         assert path.name in the_map or path.name.startswith("__"), path.name
 
 
+def test_results_name_no_folders_of_the_machine_they_were_made_on() -> None:
+    import sys
+
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from command_line import command_line
+
+    words = [
+        "/a/b/d32.py",
+        "--out",
+        "/root/out/x.json",
+        "--work=~/y",
+        "--data",
+        "../z.parquet",
+        "--steps",
+        "2",
+    ]
+    assert command_line(words) == "python benchmarks/d32.py --out x.json --work=y --data z.parquet --steps 2"
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        found = re.findall(r'["= ](?:/[\w.-]+){2,}', path.read_text(encoding="utf-8"))
+        assert found == [], path.name
+
+
+def test_the_plan_shown_is_the_plan_made(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All but the date it would be done."""
+    from onecard.cli import main
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no measurement of this machine's
+    shown = README.split("GPT-2 41.0M, 12 × 384")[1].split("```")[0]
+    assert main(["plan", "config/train_fineweb.py", "--gpu=RTX 4070"]) == 0
+    made = capsys.readouterr().out.split("GPT-2 41.0M, 12 × 384")[1]
+    lines = [
+        [re.sub(r"done \S+ \S+", "done", line).rstrip() for line in text.splitlines()]
+        for text in (shown, made)
+    ]
+    assert lines[0] == lines[1]
+    main(["plan", "config/train_fineweb.py", "--gpu=RTX 4070", "--as=nanogpt"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("nanoGPT, comp")]
+    (_, _, compiled, *_), (_, _, eager, *_) = rows
+    assert f"needs {compiled} GiB there ({eager} with" in README
+    assert f"and {rows[0][6]} h" in README
+
+
 def _crossing(curve: list[list[float]], goal: float) -> float:
     """Tokens at which a curve reaches a loss, between two evaluations."""
     for (before, above), (after, below) in itertools.pairwise(curve):
