@@ -55,3 +55,8 @@ def need_package(package: str, extra: str, needed_for: str) -> None:
     """Raise missing_package unless the package can be imported; importing it is left to the caller."""
     if find_spec(package) is None:
         raise missing_package(package, extra, needed_for)
+
+
+def first_line(error: BaseException) -> str:
+    """Of a message that may be pages long, the line that says it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -19,14 +19,13 @@ from onecard.convert.huggingface_gpt2 import read_gpt2, stored_gpt2
 from onecard.convert.huggingface_nanochat import read_nanochat, stored_nanochat
 from onecard.convert.reading import (
     first_bytes,
-    first_line,
     load_without_executing,
     named_tensors,
     parameter_shapes,
     read_settings,
     replacing,
 )
-from onecard.errors import UserError, missing_package
+from onecard.errors import UserError, first_line, missing_package
 from onecard.files import flush_to_disk
 from onecard.shapes import GPT2Shape, NanochatShape, Shape
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.errors import UserError
+from onecard.errors import UserError, first_line
 from onecard.files import flush_to_disk
 from onecard.model.family import model_class
 from onecard.shapes import Shape
@@ -197,7 +197,3 @@ def replacing(target: Path) -> Iterator[Path]:
 
 def _times(size: tuple[int, ...]) -> str:
     return " × ".join(map(str, size)) or "a single number"
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

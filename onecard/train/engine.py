@@ -8,6 +8,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cpu import available_memory
 from onecard.hardware.machine import card_behind, local_cpu
+from onecard.hardware.measured import load_measured
 from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
@@ -48,11 +49,15 @@ def make_room(shape: Shape, config: RunConfig, device: str, dtype: str, notes: l
     if allocator is None:
         allocator = allocator_bytes(device, None, None)
     card = card_behind(device)
-    rates = (rates_of(card, dtype) if card is not None else None) or ANY_CARD
+    rates = None
+    if card is not None and on_card:
+        # What plan would say: with the card's own measurement where there is one.
+        total = torch.cuda.get_device_properties(device).total_memory
+        rates = rates_of(card, dtype, load_measured(card.name, total / 2**30))
     capability = torch.cuda.get_device_capability(device) if on_card else None
     allowed = process_bytes(allocator) if allocator is not None else _FAR
     host = available_memory() if on_card else None
-    question = Question(config, shape, dtype, rates, allowed, host, capability)
+    question = Question(config, shape, dtype, rates or ANY_CARD, allowed, host, capability)
     fit = open_fit(question, on_card=on_card and not config.eval_only)
     _check_memory(shape, config, fit.setting, device, dtype, allocator if on_card else None)
     notes += told_at_start(fit)

@@ -48,7 +48,6 @@ class Fit:
         self.evaluation_batch = setting.micro_batch
         self._sizes = {setting.micro_batch}
         self._failed: dict[Setting, Failure] = {}
-        self.changes = 0
         self._in_vain = 0
 
     @property
@@ -116,7 +115,6 @@ class Fit:
         self.setting = found.setting
         self._sizes.add(found.setting.micro_batch)
         self.evaluation_batch = min(self.evaluation_batch, found.setting.micro_batch)
-        self.changes += 1
         return found.setting
 
 

@@ -12,6 +12,7 @@ import torch
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.machine import local_gpus
+from onecard.plan.bill import CONTEXT
 
 # In the order in which torch looks for them; the older name is known to every version.
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -21,7 +22,6 @@ _OUT_OF_MEMORY = (
 )  # fmt: skip
 _LOW_BIT = "--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training"
 _SMALLER = "a smaller model or a shorter --block_size needs less of everything"
-_USUAL_CONTEXT = 750 * 2**20  # measured on an H200 with torch 2.11
 # By card: the share of it that an earlier run in this process was capped at, and the one before that.
 _own_caps: dict[int, tuple[float, float]] = {}
 
@@ -124,7 +124,7 @@ def _context_bytes(device: str) -> int:
             for process in gpu.processes:
                 if process.mine and process.memory_bytes:
                     return max(process.memory_bytes - reserved, 0)
-    return _USUAL_CONTEXT  # WSL and containers do not tell
+    return CONTEXT  # WSL and containers do not tell
 
 
 def allocator_retries(device: str) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from onecard.errors import UserError
+from onecard.errors import UserError, first_line
 from onecard.optim.held import Storage
 from onecard.plan.lines import GIB
 from onecard.plan.settings import Setting
@@ -122,10 +122,6 @@ class Refit:
             predicted_gain=round(after.tokens_per_s / before.tokens_per_s - 1, 3) if before.step else None,
         )  # fmt: skip
         return True
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def change_setting(run: Run, step: int) -> None:

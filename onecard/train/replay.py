@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from onecard.errors import first_line
+
 Compute = Callable[..., Tensor]
 
 # Kernels are compiled, loaded and tuned in the first passes, which cannot be recorded.
@@ -114,7 +116,7 @@ class Replay:
             self._recordings[kind] = self._record(self._compute, inputs)
         # Out of memory among them: the plain passes have fitted, so they go on.
         except RuntimeError as error:
-            self.problem = (str(error).splitlines() or [""])[0]
+            self.problem = first_line(error)
             return False
         return True
 
