@@ -108,7 +108,8 @@ class Fit:
                 yield self.question.answer(replace(setting, **kept))
 
     def _take(self, candidates: Iterable[Choice]) -> Setting | None:
-        boundless = replace(self.question, allowed=2**62, host_allowed=self.question.host_allowed)
+        # How much there is was judged by whoever chose these: the question's own answer is the start's.
+        boundless = replace(self.question, allowed=2**62)
         found = fastest(boundless.answer(candidate.setting) for candidate in candidates)
         if found is None:
             return None
