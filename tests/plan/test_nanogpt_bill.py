@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onecard.errors import UserError
@@ -158,15 +158,25 @@ def test_lines_add_up_and_their_formulas_are_their_bytes(
 
 @settings(max_examples=40, deadline=None)
 @given(SHAPES, st.integers(1, 16), SETTINGS)
+@example(
+    # A vocabulary twice as large packs better here: 230 KiB less are allocated for tensors that ask for more.
+    GPT2Shape(1, 3, 144, 65, 1024, bias=False), 2,
+    {"compiled": False, "dtype": "float32", "dropout": 0.1, "gradient_accumulation_steps": 1},
+)  # fmt: skip
 def test_more_of_anything_needs_more(shape: GPT2Shape, batch_size: int, options: dict[str, Any]) -> None:
-    allocated = nanogpt_bill(shape, batch_size, **options).allocated
+    def asked(shape: GPT2Shape, batch_size: int) -> int:
+        """What tensors ask for; how well it packs into the allocator's blocks is luck."""
+        bill = nanogpt_bill(shape, batch_size, **options)
+        return total(line for line in bill.lines if line.name != "rounding to whole blocks")
+
     larger = [
         replace(shape, **{name: 2 * getattr(shape, name)})
         for name in ("n_layer", "n_embd", "block_size", "vocab_size")
     ]
-    assert nanogpt_bill(shape, 2 * batch_size, **options).allocated > allocated
+    before = asked(shape, batch_size)
+    assert asked(shape, 2 * batch_size) > before
     for other in larger:
-        assert nanogpt_bill(other, batch_size, **options).allocated > allocated
+        assert asked(other, batch_size) > before
 
 
 @pytest.mark.parametrize(
