@@ -1,5 +1,6 @@
 # make demo    from nothing to a trained, sampled GPT in a few minutes, on the GPU or the CPU
 # make test    the test suite          make lint    ruff and mypy
+# make fuzz ROUNDS=5                  property tests with fresh random examples
 # make catalogues                      what people read, extracted and compiled for translation
 # make gpu-test PYTHON=...             tests marked gpu with a given interpreter, nothing installed
 # Needs Python >= 3.11 and a package index; everything goes into .venv.
@@ -12,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # Two cores run two workers; each test process computes with one thread.
 WORKERS ?= auto
 
-.PHONY: demo test lint format golden catalogues gpu-test clean
+.PHONY: demo test fuzz lint format golden catalogues gpu-test clean
 .DEFAULT_GOAL := demo
 
 $(BIN)/python:
@@ -39,6 +40,12 @@ demo: $(VENV)/.train
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# `make test` tries the same examples every time; this looks for new ones, and stops at the first that fails.
+ROUNDS ?= 5
+fuzz: $(VENV)/.dev
+	@for round in $$(seq $(ROUNDS)); do \
+		$(BIN)/python -m pytest -n $(WORKERS) -m hypothesis --hypothesis-profile=fuzz -q || exit 1; done
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

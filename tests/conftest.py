@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -14,6 +15,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["ONECARD_LANG"] = "en"
 # No test may reach a service outside.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+with contextlib.suppress(ImportError):  # the GPU machine need not have it
+    from hypothesis import settings
+
+    # The same examples every time, so that what passes here passes when it is to land. New ones are looked
+    # for on purpose: `make fuzz`.
+    settings.register_profile("same", derandomize=True, deadline=None)
+    settings.register_profile("fuzz", deadline=None, print_blob=True)
+    settings.load_profile("same")
 
 
 @pytest.fixture
