@@ -10,7 +10,7 @@ Shape suffixes: B sequences, T block_size, L block_size + 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -157,6 +157,10 @@ class FixedBlocks:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def first(self, count: int) -> FixedBlocks:
+        """A smaller set, for a look."""
+        return replace(self, positions=self.positions[:count])
 
     def gather(self, first: int, count: int) -> NDArray[np.int64]:
         """Blocks first..first+count with their targets: [count, T+1]."""

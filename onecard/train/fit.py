@@ -10,22 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
-from onecard.plan.search import Choice, Question, chosen, fastest, pinned, settings, smallest
+from onecard.plan.rates import ANY_CARD
+from onecard.plan.search import Choice, Question, by_kind, chosen, fastest, pinned, settings, smallest
 from onecard.plan.settings import Setting, setting_of
 
 # Compiled code exists once for every micro-batch: no more sizes than this in a run.
 MOST_MICRO_BATCHES = 5
 # The next setting after a failure has to need this much less, or the failure comes again.
 _LOWER = 0.97
-# A faster setting is worth a change from here on; and one that failed is tried again after so many steps,
-# twice as many after each further failure.
-_WORTH_CLIMBING = 1.02
+# A setting predicted to be so much faster is worth a change: less is within what predictions are off by.
+_WORTH_CHANGING = 1.03
+# One that failed is tried again after so many steps, twice as many after each further failure.
 _PATIENCE = 64
 # At the bottom there is nothing smaller, but whoever took the memory may give it back: so often is it tried
 # again, without a step getting through in between.
@@ -49,6 +51,7 @@ class Fit:
         self._sizes = {setting.micro_batch}
         self._failed: dict[Setting, Failure] = {}
         self._in_vain = 0
+        self._no_sample = False
 
     @property
     def as_given(self) -> bool:
@@ -59,13 +62,20 @@ class Fit:
     def choice(self) -> Choice:
         return self.question.answer(self.setting)
 
+    @cached_property
+    def _choices(self) -> list[Choice]:
+        """Every way there is, billed and timed once. Masters and states in the bits they have: changing those
+        would be another training. How much memory there is, is judged when one is taken."""
+        now, boundless = self.setting, replace(self.question, allowed=2**62)
+        kept: dict[str, Any] = {n: getattr(now, n) for n in ("master_weights", "optim_states", "compile")}
+        every = settings(self.question.config, self.question.shape)
+        return [boundless.answer(replace(setting, **kept)) for setting in every]
+
     def down(self, step: int) -> Setting | None:
         """After running out: the next-fastest setting with a lower peak. None: there is none."""
         if not self.enabled:
             return None
-        failure = self._failed.setdefault(self.setting, Failure(0, _PATIENCE // 2))
-        failure.patience *= 2
-        failure.again_at = step + failure.patience
+        self._not_again_soon(step)
         limit = _LOWER * min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
         found = self._take(c for c in self._candidates() if _of_the_setting(c) < limit)
         if found is not None:
@@ -82,35 +92,54 @@ class Fit:
         """A step or an evaluation got through."""
         self._in_vain = 0
 
-    def up(self, step: int, allocator: float) -> Setting | None:
-        """A faster setting for which there is room: `allocator` bytes are there for tensors in all."""
+    def without_sample(self) -> None:
+        """Nothing makes room for a sample now."""
+        self._no_sample = True
+
+    def may_sample(self) -> bool:
+        """Once no after it was given up: the next time things may be different."""
+        given_up, self._no_sample = self._no_sample, False
+        return not given_up
+
+    def up(self, step: int, allocator: float, measured_share: float = 1.0) -> Setting | None:
+        """A faster setting for which there is room: `allocator` bytes are there for tensors in all.
+
+        `measured_share`: the present setting's measured peak over its predicted one. Others are taken to be
+        off by as much: what was measured may allow what the bill alone would not, or the reverse.
+        """
         if not self.enabled:
             return None
         now = self.choice
-        return self._take(
+        found = self._take(
             c for c in self._candidates()
-            if c.bill.need <= allocator
-            and c.tokens_per_s > _WORTH_CLIMBING * now.tokens_per_s
+            if c.bill.need * measured_share <= allocator
+            and c.tokens_per_s > _WORTH_CHANGING * now.tokens_per_s
             and not (c.setting in self._failed and self._failed[c.setting].again_at > step)
         )  # fmt: skip
+        if found is not None:
+            self.evaluation_batch = found.micro_batch
+        return found
+
+    def back(self, to: Setting, step: int) -> None:
+        """The present setting turned out slower than the one before it."""
+        self._not_again_soon(step)
+        self.setting = to
+
+    def _not_again_soon(self, step: int) -> None:
+        failure = self._failed.setdefault(self.setting, Failure(0, _PATIENCE // 2))
+        failure.patience *= 2
+        failure.again_at = step + failure.patience
 
     def _recent(self, step: int) -> list[Setting]:
         """What ran out and is not to be tried yet; the present one among them."""
         return [setting for setting, failure in self._failed.items() if failure.again_at > step]
 
     def _candidates(self) -> Iterable[Choice]:
-        """Masters and states in the bits they have: changing those would be another training."""
-        now = self.setting
-        kept: dict[str, Any] = {n: getattr(now, n) for n in ("master_weights", "optim_states", "compile")}
-        for setting in settings(self.question.config, self.question.shape):
-            fresh = setting.micro_batch not in self._sizes
-            if not (fresh and len(self._sizes) >= MOST_MICRO_BATCHES):
-                yield self.question.answer(replace(setting, **kept))
+        full = len(self._sizes) >= MOST_MICRO_BATCHES
+        return (c for c in self._choices if not full or c.setting.micro_batch in self._sizes)
 
     def _take(self, candidates: Iterable[Choice]) -> Setting | None:
-        # How much there is was judged by whoever chose these: the question's own answer is the start's.
-        boundless = replace(self.question, allowed=2**62)
-        found = fastest(boundless.answer(candidate.setting) for candidate in candidates)
+        found = fastest(candidates)
         if found is None:
             return None
         self.setting = found.setting
@@ -134,12 +163,13 @@ def open_fit(question: Question, *, on_card: bool) -> Fit:
         if not given.fits:
             raise _does_not_fit(question, given)
         return Fit(question, given.setting, enabled=False)
-    if given.fits:
-        return Fit(question, given.setting, enabled=True)
     found, exact = chosen(question)
     if found is None:
         raise _cannot_fit(question, smallest(exact))
-    return Fit(question, found.setting, enabled=True)
+    # Of a card that is not known, what is faster is not known either.
+    faster = question.rates is not ANY_CARD and found.tokens_per_s > _WORTH_CHANGING * given.tokens_per_s
+    best = found if faster or not given.fits else given
+    return Fit(question, best.setting, enabled=True)
 
 
 def told_at_start(fit: Fit) -> list[str]:
@@ -150,6 +180,12 @@ def told_at_start(fit: Fit) -> list[str]:
         return []
     need, there = (f"{choice.bill.process / GIB:.2f}" for choice in (given, fit.choice))
     have = f"{question.allowed / GIB:.2f} GiB"
+    if given.fits:
+        gain = fit.choice.tokens_per_s / given.tokens_per_s - 1
+        return [
+            f"running with {fit.choice.words}: the same step, {gain:.0%} faster by prediction, {there} GiB "
+            f"of {have} instead of {need} (auto_fit=False runs it as it stands)"
+        ]
     told = [f"as it stands it needs {need} of {have}: running with {setting.words()} instead ({there} GiB)"]
     if not setting.exact and given.setting.exact:
         told.append("nothing exact fits: this is low-bit training (bf16 masters, int8 states)")
@@ -157,8 +193,10 @@ def told_at_start(fit: Fit) -> list[str]:
 
 
 def _does_not_fit(question: Question, given: Choice) -> UserError:
-    found, _ = chosen(question)
-    hint = f"fits: {found.setting.words()}; or auto_fit=True chooses" if found is not None else "onecard plan"
+    fitting = sorted((c for _name, c in by_kind(question) if c.fits), key=lambda c: -c.tokens_per_s)
+    exact = [c for c in fitting if c.setting.exact] or fitting
+    hint = "\n".join(f"fits: {choice.words} ({_pace(choice)})" for choice in exact[:3])
+    hint += "\nauto_fit=True chooses by itself" if fitting else "nothing else fits either: onecard plan"
     return UserError("this config does not fit, and auto_fit is off", _shortage(given), hint, exit_code=1)
 
 

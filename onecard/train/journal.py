@@ -17,9 +17,11 @@ from onecard import __version__
 from onecard.errors import UserError
 from onecard.generate.sample import sample_text
 from onecard.hardware.machine import peak_flops
+from onecard.plan.lines import GIB
+from onecard.plan.settings import Setting
 from onecard.run.metrics import Recorder, bits_per_byte_line, evaluation_line, iteration_line
 from onecard.train.evaluate import Evaluation
-from onecard.train.memory import forget, is_out_of_memory, peak_memory_gib
+from onecard.train.memory import free_memory_gib, peak_memory_gib
 from onecard.train.pace import Pace
 from onecard.train.progress import Display, Status, open_display
 from onecard.train.start import Run
@@ -45,7 +47,9 @@ class Journal:
         self.summary = Summary(run)
         self._peak = peak_flops(run.device, run.dtype)
         self._unlogged_steps, self._unlogged_seconds = 0, 0.0
+        self._evaluation_seconds = 0.0
         self._session_steps, self._session_seconds = 0, 0.0
+        self._memory_told: Setting | None = None  # the last setting whose measured peak was told
 
     def __enter__(self) -> Journal:
         self.display.__enter__()
@@ -89,6 +93,20 @@ class Journal:
         self.display.say(f"note: {text}", "yellow")
         self.recorder.event("refitted", step=self.run.position.step, text=text, **facts)
         self.summary.refits += 1
+        self.summary.changes.append((self.run.position.step, text))
+        self.pace.changed()
+
+    def gained(self, predicted: float | None, measured: float | None) -> None:
+        """What a change for speed has brought."""
+        shown = [f"{gain:+.1%} {how}" for gain, how in ((predicted, "predicted"), (measured, "measured"))
+                 if gain is not None]  # fmt: skip
+        if shown:
+            text = f"speed: {', '.join(shown)}"
+            self.display.say(f"note: {text}", "yellow")
+            self.summary.changes.append((self.run.position.step, text))
+        self.recorder.event(
+            "gained", step=self.run.position.step, predicted_gain=predicted, measured_gain=measured
+        )
 
     def paused(self) -> None:
         out = self.run.config.out_dir
@@ -121,7 +139,8 @@ class Journal:
         mfu = flops / seconds / self._peak if self._peak else None
         status.loss, status.mfu = loss, mfu
         status.tokens_per_second = self.pace.tokens_per_second
-        status.memory_gib = peak_memory_gib(run.device)
+        status.memory_gib, status.free_gib = peak_memory_gib(run.device), free_memory_gib(run.device)
+        self._measured_memory(step)
         status.seconds_left = self.pace.seconds_left(step + 1)
         self.recorder.log(iteration_line(step, loss, seconds, mfu))
         self.recorder.metrics(
@@ -132,6 +151,25 @@ class Journal:
         )  # fmt: skip
         self.tracker.log(step, {"train/loss_step": loss, "grad_norm": grad_norm, "lr": rate, "mfu": mfu})
         self.display.logged(status, step, seconds)
+
+    def _measured_memory(self, step: int) -> None:
+        """The first time a setting has been through whole steps: what it needs beside what was predicted."""
+        run, measured = self.run, self.status.memory_gib
+        if measured is None or not run.device.startswith("cuda"):
+            return
+        bill = run.fit.choice.bill
+        self.status.predicted_gib = bill.allocated / GIB
+        if self._memory_told == run.fit.setting:
+            return
+        self._memory_told = run.fit.setting
+        predicted, free = self.status.predicted_gib, self.status.free_gib
+        self.display.say(
+            f"memory: {predicted:.2f} GiB of tensors predicted, {measured:.2f} measured; {free:.2f} GiB free"
+        )
+        self.recorder.event(
+            "memory", step=step, setting=run.fit.setting.to_json(), predicted_gib=round(predicted, 3),
+            measured_gib=round(measured, 3), free_gib=round(free or 0.0, 3),
+        )  # fmt: skip
 
     def glance(self, loss: float) -> None:
         """Between two log lines, for a person who watches; nothing is written."""
@@ -160,28 +198,28 @@ class Journal:
                 "train/bpb": found.train_bpb, "val/bpb": found.val_bpb, "lr": rate, "mfu": self.status.mfu,
             },
         )  # fmt: skip
-        began = time.perf_counter()
-        self._sample(step)
-        # What the next evaluation will take: no compilation in it, but another sample.
-        self.pace.evaluation_took(found.steady_seconds + time.perf_counter() - began)
+        # What the next evaluation will take: no compilation in it.
+        self._evaluation_seconds = found.steady_seconds
+        self.pace.evaluation_took(found.steady_seconds)
 
-    def _sample(self, step: int) -> None:
-        run, config = self.run, self.run.config
-        if run.tokenizer is None or not config.sample_tokens or step == 0:
+    def sample(self, step: int) -> None:
+        """Text to look at; one that the model cannot write costs a note."""
+        run, config, began = self.run, self.run.config, time.perf_counter()
+        if run.tokenizer is None or not config.sample_tokens or step == 0 or not run.fit.may_sample():
             return
         try:
             text = sample_text(run.model, run.tokenizer, "\n", config.sample_tokens, config.seed)
-        except Exception as error:
-            # Text to look at is worth less than the run: one that cannot be drawn costs a note.
-            if not is_out_of_memory(error) and not isinstance(error, UserError):
-                raise
-            why = error.what if isinstance(error, UserError) else "out of memory"
-            forget(error)
-            self.display.say(f"note: no sample text: {why}", "yellow")
+        except UserError as error:
+            self.no_sample(error.what)
             return
         self.recorder.sample(step, text)
         lines = text.strip("\n").splitlines()[:_SAMPLE_LINES]
         self.display.say("\n".join("    " + line for line in lines), "dim")
+        # The next evaluation comes with another one.
+        self.pace.evaluation_took(self._evaluation_seconds + time.perf_counter() - began)
+
+    def no_sample(self, why: str) -> None:
+        self.display.say(f"note: no sample text: {why}", "yellow")
 
     def saved(self, step: int, path: Path) -> None:
         self.recorder.event("saved", step=step, path=str(Path(*path.parts[-2:])))
@@ -208,4 +246,16 @@ class Journal:
             continued=self._session_steps < position.step,
             interrupted=interrupted,
             saved_step=saved_step,
+            predicted=self._predicted(),
         )
+
+    def _predicted(self) -> dict[str, float | None]:
+        """Of the last setting, beside what was measured; nothing where the speed is a CPU's."""
+        if not self.run.device.startswith("cuda"):
+            return {}
+        choice = self.run.fit.choice
+        return {
+            "predicted_gib": choice.bill.allocated / GIB, "measured_gib": peak_memory_gib(self.run.device),
+            "predicted_tokens_per_second": choice.tokens_per_s or None,
+            "measured_tokens_per_second": self.pace.measured,
+        }  # fmt: skip

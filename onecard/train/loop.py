@@ -17,15 +17,16 @@ from onecard.config import RunConfig
 from onecard.data.prefetch import Prefetcher
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
-from onecard.model.compiling import too_many_shapes
 from onecard.optim.schedule import rates, shown_rate
 from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
 from onecard.run.pause import PauseRequest
 from onecard.train.evaluate import evaluate_both
+from onecard.train.evaluate_only import evaluate_only
+from onecard.train.failures import explained, is_beyond_recovery
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
 from onecard.train.memory import is_out_of_memory, out_of_memory
-from onecard.train.progress import Status, open_display
+from onecard.train.probe import probes
 from onecard.train.refit import Refit
 from onecard.train.start import Run, open_run
 from onecard.train.step import Stepper, StepResult
@@ -48,7 +49,7 @@ def train(config: RunConfig) -> Summary:
             raise out_of_memory(config, resolve_device(config.device)) from error
         raise
     if config.eval_only:
-        return _evaluate_only(run)
+        return evaluate_only(run)
     config = run.config  # with what a continued run had set
     with run.directory.claimed(fresh=config.fresh) as set_aside:
         if set_aside is not None:
@@ -70,7 +71,8 @@ class Training:
         self.pause = PauseRequest(run.directory)
         self.saved_step = run.saved_step
         self.val_loss_of_step: tuple[int, float] | None = None
-        self._keep_step = -1  # an evaluation found this step worth a checkpoint
+        self._unproved = probes(run) if run.fit.enabled else []
+        self._keep_step = self._sample_step = -1  # what an evaluation has left to do at this step
         self._best_before: float | None = None  # the best loss until that evaluation
         self._glanced = time.perf_counter()
         self._in_flight: list[tuple[int, StepResult]] = []  # steps the GPU may still be working on
@@ -87,14 +89,12 @@ class Training:
         except DivergedError:
             raise  # what was computed since the last checkpoint is not worth keeping
         except Exception as error:
-            self._rescue()
-            if is_out_of_memory(error):
-                fit = self.run.fit
-                tried = fit.setting.words() if fit.tried else None
-                raise out_of_memory(self.config, self.run.device, tried) from error
-            if (shapes := too_many_shapes(error)) is not None:
-                raise shapes from error
-            raise
+            if self.run.parked is not None or not is_beyond_recovery(error):
+                self._rescue()
+            told = explained(error, self.run, self.saved_step)
+            if told is error:
+                raise
+            raise told from error
 
     def _until_changed(self, batches: Prefetcher) -> bool:
         """Step after step, to the end (True) or until steps are to be carried out in another way."""
@@ -108,12 +108,20 @@ class Training:
                 if self._keep_step == step:
                     doing = "checkpoint"
                     self._keep(final=last)
+                if self._sample_step == step:
+                    doing = "sampling"
+                    self.journal.sample(step)
+                    self._sample_step = -1
                 if last or self.stop():
                     return True
                 if self.pause():
                     self._settle()
                     self.refit.pause(self.pause, self.stop)
                     return False
+                while self._unproved:
+                    doing, probe = self._unproved[0]
+                    probe()
+                    del self._unproved[0]
                 doing = "training"
                 self._step(batches)
                 if self.refit.climb():
@@ -218,6 +226,7 @@ class Training:
         position.evaluated_step = step
         self.val_loss_of_step = (step, found.val_loss)
         self.journal.evaluated(step, found, shown_rate(step, self.config))
+        self._sample_step = step
         if step > 0 and (improved or self.config.always_save_checkpoint or final):
             self._keep_step, self._best_before = step, best_before
 
@@ -276,23 +285,3 @@ class Training:
             say(f"saved step {self.position.step:,} before giving up", "yellow")
         except Exception as error:  # the first failure is the one to report; this one is only said
             say(f"step {self.position.step:,} could not be saved: {error}", "red")
-
-
-def _evaluate_only(run: Run) -> Summary:
-    """eval_only: the losses of the model as it is; nothing is written."""
-    status = Status(step=run.position.step)
-    summary = Summary(run)
-    with open_display(status) as display, StopRequest() as stop:
-        for note in run.notes:
-            display.say(f"note: {note}", "yellow")
-        try:
-            found = evaluate_both(run, display.inside, stop)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise out_of_memory(run.config, run.device) from error
-            raise
-        if found is not None:
-            status.val_loss, status.val_bpb = found.val_loss, found.val_bpb
-            summary.evaluated(found)
-            display.evaluated(status, found.train_loss)
-        return summary.evaluated_only(interrupted=found is None)

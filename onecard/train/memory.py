@@ -38,6 +38,20 @@ def peak_memory_gib(device: str) -> float | None:
     return peak / (2**30 if sys.platform == "darwin" else 2**20)  # bytes on macOS, KiB on Linux
 
 
+def measure_afresh(device: str) -> None:
+    """The peak from here on: of the setting that begins now."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def free_memory_gib(device: str) -> float | None:
+    """What is left on the card for anybody, what our allocator holds and does not use included."""
+    if not device.startswith("cuda"):
+        return None
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (torch.cuda.mem_get_info(device)[0] + idle) / 2**30
+
+
 def use_expandable_segments() -> None:
     """Ask the allocator for segments that grow: most fragmentation never comes about.
 

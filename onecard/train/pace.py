@@ -33,6 +33,12 @@ class Pace:
         else:
             self._recent.append(seconds / steps)
 
+    def changed(self) -> None:
+        """Steps are carried out in another way from now on: what was measured before is not its speed."""
+        self._recent.clear()
+        self._settling.clear()
+        self._steps = 0
+
     def evaluation_took(self, seconds: float) -> None:
         self._evaluation_seconds = seconds
 
@@ -42,6 +48,11 @@ class Pace:
         if self._recent:
             return statistics.median(self._recent)
         return min(self._settling) if self._settling else None
+
+    @property
+    def measured(self) -> float | None:
+        """Tokens per second of steps that have settled; None until there are some."""
+        return self.tokens_per_step / statistics.median(self._recent) if self._recent else None
 
     @property
     def tokens_per_second(self) -> float | None:

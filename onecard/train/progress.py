@@ -26,6 +26,8 @@ class Status:
     tokens_per_second: float | None = None
     mfu: float | None = None
     memory_gib: float | None = None
+    predicted_gib: float | None = None  # of it
+    free_gib: float | None = None
     seconds_left: float | None = None
 
     def figures(self) -> str:
@@ -36,9 +38,16 @@ class Status:
             f"lr {self.learning_rate:.2e}",
             f"{self.tokens_per_second:,.0f} tok/s" if self.tokens_per_second else "",
             f"mfu {self.mfu:.1%}" if self.mfu is not None else "",
-            f"mem {self.memory_gib:.2f} GiB" if self.memory_gib is not None else "",
+            self.memory(),
         ]
         return "  ".join(p for p in parts if p)
+
+    def memory(self) -> str:
+        if self.memory_gib is None:
+            return ""
+        predicted = f" ({self.predicted_gib:.2f} predicted)" if self.predicted_gib is not None else ""
+        free = f", {self.free_gib:.2f} free" if self.free_gib is not None else ""
+        return f"mem {self.memory_gib:.2f} GiB{predicted}{free}"
 
     def evaluation(self, train_loss: float) -> str:
         """nanoGPT's line, and bits per byte where they are known."""

@@ -10,12 +10,14 @@ import gc
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from onecard.errors import UserError, first_line
 from onecard.optim.held import Storage
 from onecard.plan.lines import GIB
+from onecard.plan.search import Choice
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
 from onecard.run.pause import PauseRequest
@@ -27,6 +29,7 @@ from onecard.train.memory import (
     allocator_retries,
     forget,
     is_out_of_memory,
+    measure_afresh,
     peak_memory_gib,
 )
 from onecard.train.start import Run
@@ -35,7 +38,20 @@ _PAUSED_LOOK = 0.1  # seconds
 _CLIMB_EVERY = 32  # steps between looks at how much memory there is now
 # It just fits, but the allocator starts over again and again: as good as not fitting, and found out so often.
 _THRASHING_EVERY, _THRASHING = 8, 4
+_BESIDE = ("sampling", "checkpoint")  # what is done while training rests
 _WAIT = 1.0  # seconds before the smallest setting is tried once more
+# A change that was to be faster and measures so much slower is taken back.
+_SLOWER = 0.98
+# How far a measured peak may move predictions for other settings: further, and it is not the bill that errs.
+_LEAST_SHARE, _MOST_SHARE = 0.9, 1.1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A change for speed that is still to be judged."""
+
+    before: Choice
+    speed: float | None  # tokens per second measured before it
 
 
 class Refit:
@@ -44,6 +60,8 @@ class Refit:
     def __init__(self, run: Run, journal: Journal) -> None:
         self.run, self.journal = run, journal
         self._retries = 0  # of the allocator, when last looked at
+        self._stage: Stage | None = None
+        self._emptied_for: tuple[str, int] | None = None
 
     @property
     def fit(self) -> Fit:
@@ -61,9 +79,24 @@ class Refit:
                 [f"out of memory in evaluation: {self.fit.evaluation_batch} sequences at a time"]
             )
             return True
+        if where in _BESIDE and self.fit.enabled and self._emptied_for != (where, step):
+            # Training rests meanwhile: how it is carried out matters little, what it left lying about may be
+            # enough.
+            self._emptied_for = where, step
+            run.stepper.release()
+            forget(error)
+            return True
+        if where == "sampling":
+            # Text to look at is not worth slower training. If memory has become short for that too, it is
+            # training that will change.
+            forget(error)
+            self.fit.without_sample()
+            self.journal.no_sample("out of memory")
+            return True
         before = self.fit.choice
         if self.fit.down(step) is None:
             return False
+        self._stage = None
         peak, text = peak_memory_gib(run.device), first_line(error)
         forget(error)
         change_setting(run, step)
@@ -107,21 +140,56 @@ class Refit:
         if self._thrashing():
             told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps"
             return self.after(torch.OutOfMemoryError(told), "training")
-        if self.fit.as_given or step % _CLIMB_EVERY:
+        if step % _CLIMB_EVERY:
             return False
+        if self._stage is not None:
+            return self._judge(self._stage)
         there = allocator_bytes(run.device, run.config.vram_limit, run.config.vram_reserve)
-        before = self.fit.choice
-        if self.fit.up(step, math.inf if there is None else there) is None:
+        # On a CPU nothing is faster than what was asked for; only what was given up may come back.
+        if there is None and self.fit.as_given:
+            return False
+        before, speed = self.fit.choice, self.journal.pace.measured
+        if self.fit.up(step, math.inf if there is None else there, self._measured_share(before)) is None:
             return False
         change_setting(run, step)
         after = self.fit.choice
+        self._stage = Stage(before, speed)
         self.journal.refitted(
-            f"there is memory again: going on with {after.setting.words()}", where="climb",
+            f"there is memory for more: going on with {after.setting.words()}", where="climb",
             before=before.setting.to_json(), after=after.setting.to_json(),
             now_gib=round(after.bill.allocated / GIB, 3),
-            predicted_gain=round(after.tokens_per_s / before.tokens_per_s - 1, 3) if before.step else None,
+            predicted_gain=_gain(before.tokens_per_s, after.tokens_per_s),
         )  # fmt: skip
         return True
+
+    def _measured_share(self, now: Choice) -> float:
+        """The present setting's measured peak over the predicted one."""
+        if not self.run.device.startswith("cuda"):
+            return 1.0
+        share = (peak_memory_gib(self.run.device) or 0.0) * GIB / now.bill.allocated
+        return min(max(share, _LEAST_SHARE), _MOST_SHARE)
+
+    def _judge(self, stage: Stage) -> bool:
+        """Did the change bring what was predicted? One that made it slower is taken back."""
+        run, now, speed = self.run, self.fit.choice, self.journal.pace.measured
+        if speed is None:
+            return False  # not measured yet, and no other change before that
+        self._stage = None
+        gain = _gain(stage.speed, speed)
+        self.journal.gained(_gain(stage.before.tokens_per_s, now.tokens_per_s), gain)
+        if gain is None or 1 + gain >= _SLOWER:
+            return False
+        self.fit.back(stage.before.setting, run.position.step)
+        change_setting(run, run.position.step)
+        self.journal.refitted(
+            f"that made it {-gain:.0%} slower: going back to {self.fit.setting.words()}", where="back",
+            before=now.setting.to_json(), after=self.fit.setting.to_json(), measured_gain=gain,
+        )  # fmt: skip
+        return True
+
+
+def _gain(before: float | None, after: float | None) -> float | None:
+    return round(after / before - 1, 3) if before and after else None
 
 
 def change_setting(run: Run, step: int) -> None:
@@ -129,6 +197,7 @@ def change_setting(run: Run, step: int) -> None:
     assert run.stepper is not None
     run.stepper.release()
     put_in_place(run, step, run.stepper.optimizer.storage)
+    measure_afresh(run.device)
 
 
 def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onecard.train.start import Run
 
 _COUNTED_TOKENS = 20_000_000
+_CHANGES = 6  # of how steps are carried out, the last ones, are shown
 
 
 class Summary:
@@ -27,6 +28,7 @@ class Summary:
         self._run = run
         self.interrupted = False
         self.refits = 0  # how often steps had to be carried out in another way
+        self.changes: list[tuple[int, str]] = []  # and what came of it: when, and in words
         self.values: dict[str, Any] = {}
 
     def evaluated(self, found: Evaluation) -> None:
@@ -49,6 +51,7 @@ class Summary:
         continued: bool,
         interrupted: bool,
         saved_step: int,
+        predicted: dict[str, float | None],
     ) -> Summary:
         self.interrupted = interrupted
         self.values |= {
@@ -60,6 +63,7 @@ class Summary:
             "seconds": position.seconds,
             "tokens_per_second": tokens_per_second,
             "refits": self.refits,
+            **predicted,
             "continued": continued,
             "graphs_compiled": graphs_compiled(),
             "first_val_loss": position.first_val_loss,
@@ -88,12 +92,7 @@ class Summary:
                 # After a continuation, tokens and time are those of the whole run, the speed is today's.
                 when = "since it was continued" if values["continued"] else "on average"
                 lines[-1] += f", {values['tokens_per_second']:,.0f} tokens/s {when}"
-        if values.get("refits"):
-            now = self._run.fit.setting.words()
-            lines.append(
-                f"memory made it change {values['refits']} times how steps are carried out (events.jsonl); "
-                f"in the end: {now}"
-            )
+        lines += self._memory()
         if not self.interrupted and values.get("val_loss") is not None:
             lines += self._learned()
         if self.interrupted and "step" in values:
@@ -104,6 +103,29 @@ class Summary:
             # Before the first checkpoint there is nothing to continue.
             lines.append(f"continue with {again}" if values["step"] else "begin again with the same command")
         return "\n".join(lines)
+
+    def _memory(self) -> list[str]:
+        """Prediction beside measurement, and what fitting has done."""
+        values, lines = self.values, []
+        kinds = (("memory", "gib", ".2f", "GiB"), ("speed", "tokens_per_second", ",.0f", "tokens/s"))
+        found = []
+        for what, key, form, unit in kinds:
+            predicted, measured = (values.get(f"{how}_{key}") for how in ("predicted", "measured"))
+            if predicted and measured:
+                found.append(f"{what} {predicted:{form}} {unit} predicted, {measured:{form}} measured")
+        if found:
+            lines.append("; ".join(found))
+        if values.get("refits"):
+            times = "once" if values["refits"] == 1 else f"{values['refits']} times"
+            lines.append(f"how steps are carried out was changed {times} (events.jsonl):")
+            shown = self.changes if len(self.changes) <= _CHANGES else self.changes[-_CHANGES:]
+            if len(shown) < len(self.changes):
+                lines.append(f"  ... {len(self.changes) - len(shown)} before")
+            lines += [f"  step {step:,}: {text}" for step, text in shown]
+            lines.append(
+                f"  in the end: {self._run.fit.setting.words()}; {values['graphs_compiled']} graphs compiled"
+            )
+        return lines
 
     def _learned(self) -> list[str]:
         """Validation loss beside what simple guessing gets on the same tokens."""

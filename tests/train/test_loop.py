@@ -25,6 +25,7 @@ from onecard.run.checkpoint import best_checkpoint, list_checkpoints
 from onecard.run.directory import RunDirectory, load_run_config
 from onecard.run.metrics import read_metrics
 from onecard.train import engine as engine_module
+from onecard.train import evaluate_only as evaluate_only_module
 from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module
 from onecard.train.evaluate import Evaluation
@@ -334,7 +335,7 @@ def test_running_out_while_only_evaluating_is_told_too(
     def too_much(*args: Any, **more: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(loop_module, "evaluate_both", too_much)
+    monkeypatch.setattr(evaluate_only_module, "evaluate_both", too_much)
     with pytest.raises(UserError, match="out of memory") as stopped:
         train(config("--eval_only=True"))
     assert "evaluates as much in smaller pieces" in stopped.value.hint

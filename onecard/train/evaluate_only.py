@@ -1,0 +1,30 @@
+"""eval_only: the losses of a model as it is."""
+
+from __future__ import annotations
+
+from onecard.train.evaluate import evaluate_both
+from onecard.train.interrupt import StopRequest
+from onecard.train.memory import is_out_of_memory, out_of_memory
+from onecard.train.progress import Status, open_display
+from onecard.train.start import Run
+from onecard.train.summary import Summary
+
+
+def evaluate_only(run: Run) -> Summary:
+    """Nothing is written."""
+    status = Status(step=run.position.step)
+    summary = Summary(run)
+    with open_display(status) as display, StopRequest() as stop:
+        for note in run.notes:
+            display.say(f"note: {note}", "yellow")
+        try:
+            found = evaluate_both(run, display.inside, stop)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise out_of_memory(run.config, run.device) from error
+            raise
+        if found is not None:
+            status.val_loss, status.val_bpb = found.val_loss, found.val_bpb
+            summary.evaluated(found)
+            display.evaluated(status, found.train_loss)
+        return summary.evaluated_only(interrupted=found is None)

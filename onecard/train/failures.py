@@ -1,0 +1,51 @@
+"""When a run cannot go on: what to tell, and how to go on with what there is."""
+
+from __future__ import annotations
+
+from onecard.errors import UserError, first_line
+from onecard.model.compiling import too_many_shapes
+from onecard.train.memory import is_out_of_memory, out_of_memory
+from onecard.train.start import Run
+
+# After these, nothing on the card can be used or read any more by this process, whatever it tries.
+_BEYOND_RECOVERY = (
+    "illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address",
+    "uncorrectable ECC", "uncorrectable NVLink", "the launch timed out", "illegal instruction",
+    "invalid program counter", "hardware stack error", "device is lost", "fallen off the bus",
+    "unknown error", "unspecified driver error", "driver shutting down",
+)  # fmt: skip
+
+
+def is_beyond_recovery(error: BaseException) -> bool:
+    """Has the process lost the card? torch tells it as a RuntimeError (since 2.8 as one of its kinds)."""
+    text = str(error)
+    told_by_cuda = isinstance(error, RuntimeError) and ("CUDA error" in text or "CUDA driver error" in text)
+    return told_by_cuda and any(word in text for word in _BEYOND_RECOVERY)
+
+
+def explained(error: Exception, run: Run, saved_step: int) -> Exception:
+    """The error as a person can use it; others as they are."""
+    if is_out_of_memory(error):
+        return out_of_memory(run.config, run.device, run.fit.setting.words() if run.fit.tried else None)
+    if is_beyond_recovery(error):
+        return _card_lost(error, run, saved_step)
+    return too_many_shapes(error) or error
+
+
+def _card_lost(error: Exception, run: Run, saved_step: int) -> UserError:
+    step, folder = run.position.step, run.config.out_dir
+    lost = step - max(saved_step, 0)
+    kept = f"the checkpoint of step {saved_step:,} is kept"
+    if saved_step < 0:
+        kept = "nothing had been saved yet"
+    if lost:
+        kept += f"; {lost:,} {'step' if lost == 1 else 'steps'} after it {'is' if lost == 1 else 'are'} lost"
+    again = f"go on with: onecard train --out_dir={folder}"
+    if saved_step < 0:
+        again = "start it again with the same command"
+    return UserError(
+        f"the card stopped working at step {step:,}: {first_line(error)}",
+        f"this process cannot use it any more; {kept}",
+        f"{again}\nif it comes again: `nvidia-smi` and the system's log may tell (heat, power, overclocking)",
+        exit_code=1,
+    )
