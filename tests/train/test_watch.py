@@ -88,6 +88,13 @@ def test_a_short_disturbance_is_no_collapse(gone: int, size: float) -> None:
     assert feed(watch, ([LONG] * 30 + [size * LONG] * gone) * 5 + [LONG] * 30) == []
 
 
+@given(part=st.floats(1.0, 1.75))
+def test_what_is_not_nearly_twice_as_slow_becomes_usual(part: float) -> None:
+    watch = settled()
+    assert feed(watch, [part * LONG] * 100, SHARED) == []
+    assert watch.usual == pytest.approx(part * LONG)
+
+
 def test_many_short_steps_in_a_second_of_disturbance_are_one_look() -> None:
     watch = SpeedWatch(True)
     assert feed(watch, [0.02] * 20_000 + [0.2] * 20 + [0.02] * 2_000, FULL) == []
