@@ -29,6 +29,7 @@ class GpuProcess:
     name: str | None
     memory_bytes: int | None
     mine: bool = False
+    draws: bool = False  # on the screen, whether it computes too or not
 
 
 @dataclass(frozen=True)
@@ -122,19 +123,19 @@ def _look_at(nvml: Any, index: int) -> LocalGpu | None:
 def _processes(nvml: Any, handle: Any) -> list[GpuProcess]:
     """Everyone on the card, the largest first. One that both computes and draws is listed twice by NVML."""
     held: dict[int, int | None] = {}
+    drawing = set()
     for kind in ("Compute", "Graphics"):
         for process in _ask(nvml, f"nvmlDeviceGet{kind}RunningProcesses", handle) or []:
             share = process.usedGpuMemory
-            if (
-                share is not None and share >= 2**63
-            ):  # NVML's "not available", where the binding lets it through
+            if share is not None and share >= 2**63:  # NVML's "not available", if the binding passes it on
                 share = None
             known = held.get(process.pid)
-            held[process.pid] = (
-                max(known, share) if known is not None and share is not None else known or share
-            )
+            both = known is not None and share is not None
+            held[process.pid] = max(known, share) if both else known or share
+            if kind == "Graphics":
+                drawing.add(process.pid)
     found = [
-        GpuProcess(pid, _process_name(nvml, pid), share, mine=pid == os.getpid())
+        GpuProcess(pid, _process_name(nvml, pid), share, mine=pid == os.getpid(), draws=pid in drawing)
         for pid, share in held.items()
     ]
     return sorted(found, key=lambda process: (-(process.memory_bytes or 0), process.pid))

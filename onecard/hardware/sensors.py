@@ -7,6 +7,11 @@ from typing import Any
 from onecard.hardware.machine import _ask as ask
 from onecard.hardware.measured import Load
 
+# NVML's bits for why the clock is lower than it could be; those that only mean "nothing to do" are left out.
+_HELD_BACK = {
+    0x04: "its power limit", 0x08: "its own protection", 0x20: "heat", 0x40: "heat", 0x80: "the power supply",
+}  # fmt: skip
+
 
 class Sensors:
     """One card's. What the driver does not tell is None."""
@@ -40,6 +45,13 @@ class Sensors:
         """The lowest and highest limit the card takes."""
         limits = self._card("nvmlDeviceGetPowerManagementLimitConstraints")
         return (limits[0] / 1000, limits[1] / 1000) if limits else None
+
+    def held_back_by(self) -> tuple[str, ...]:
+        """What keeps the clock down now; () also where the driver does not tell."""
+        newer, older = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+        bits = self._card(newer)
+        bits = int((self._card(older) if bits is None else bits) or 0)
+        return tuple(dict.fromkeys(words for bit, words in _HELD_BACK.items() if bits & bit))
 
     def driver(self) -> str | None:
         answer = ask(self._nvml, "nvmlSystemGetDriverVersion")

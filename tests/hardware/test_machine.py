@@ -152,6 +152,7 @@ def test_processes_are_merged_and_the_own_one_is_marked(monkeypatch: pytest.Monk
     assert set(by_pid) == {1, nobody}
     assert not any(other.mine or other.memory_bytes for other in others)
     assert by_pid[nobody].name == "game.exe"
+    assert (mine.draws, by_pid[1].draws, by_pid[nobody].draws) == (True, True, False)  # on both lists: draws
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ def test_json_of_everything(machine_with: Machine, capsys: pytest.CaptureFixture
         "name": "python train.py",
         "memory_bytes": 8 * GIB,
         "mine": True,
+        "draws": False,
     }
     assert answer["machine"]["cpu"] == {"name": "Made-up 9000", "cores": 8, "memory_bytes": 32 * GIB}
     assert [card["name"] for card in answer["cards"]] == [card.name for card in all_cards()]
