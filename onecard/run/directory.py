@@ -2,6 +2,7 @@
 
 out_dir/
   config.json      every knob, and which of them the user set
+  plan.json        what was predicted when it was last started: memory, speed, time
   metrics.jsonl    one object per logged step or evaluation
   events.jsonl     started, resumed, evaluated, saved, stopped ...
   log.txt          nanoGPT's lines
@@ -30,6 +31,7 @@ class RunDirectory:
     def __init__(self, out_dir: str | Path) -> None:
         self.path = Path(out_dir)
         self.config_path = self.path / "config.json"
+        self.plan_path = self.path / "plan.json"
         self.metrics_path = self.path / "metrics.jsonl"
         self.events_path = self.path / "events.jsonl"
         self.log_path = self.path / "log.txt"
@@ -82,9 +84,14 @@ class RunDirectory:
         )
 
     def write_config(self, config: RunConfig) -> None:
-        content = {"schema": SCHEMA, "values": config.values(), "set_by_user": dict(config.origins)}
+        self._write(self.config_path, {"values": config.values(), "set_by_user": dict(config.origins)})
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        self._write(self.plan_path, plan)
+
+    def _write(self, path: Path, content: Mapping[str, Any]) -> None:
         try:
-            write_json(self.config_path, content)
+            write_json(path, {"schema": SCHEMA, **content})
         except OSError as error:
             raise self._unusable(error) from None
 

@@ -16,14 +16,15 @@ from onecard.model.precision import card_has_bf16, torch_dtype
 from onecard.optim.held import Storage
 from onecard.optim.recipe import rules_of
 from onecard.plan.bill import is_refined
-from onecard.plan.lines import total
+from onecard.plan.lines import GIB, total
 from onecard.plan.rates import ANY_CARD, rates_of
 from onecard.plan.search import Question
 from onecard.plan.settings import Setting
 from onecard.plan.standing import standing
 from onecard.shapes import GPT2Shape, Shape
 from onecard.train.fit import Fit, open_fit, process_bytes, told_at_start
-from onecard.train.memory import allocator_bytes, cap_memory
+from onecard.train.memory import allocator_bytes, cap_memory, reserve_of
+from onecard.train.neighbours import spilling_platform, told_about_spilling
 from onecard.train.step import Stepper
 
 # Memory that no question is asked about: a CPU's.
@@ -42,7 +43,10 @@ def choose_kernel(shape: Shape, config: RunConfig, device: str, dtype: str) -> s
 
 def make_room(shape: Shape, config: RunConfig, device: str, dtype: str, notes: list[str]) -> Fit:
     """Cap what tensors may take, choose how to run in it, and refuse what cannot fit before it is built."""
-    allocator, told = cap_memory(device, config.vram_limit, config.vram_reserve)
+    reserve, platform = reserve_of(config, device), spilling_platform()
+    if reserve is not None and config.vram_reserve is None and platform is not None:
+        notes.append(told_about_spilling(platform, int(reserve * GIB)))
+    allocator, told = cap_memory(device, config.vram_limit, reserve)
     notes += told
     _check_dropout(shape, config)
     on_card = device.startswith("cuda")

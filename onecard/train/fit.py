@@ -192,6 +192,31 @@ def told_at_start(fit: Fit) -> list[str]:
     return told
 
 
+def plan_of(fit: Fit, *, on_card: bool) -> dict[str, Any]:
+    """What is predicted for the run as it begins, under the names that `onecard plan --json` uses.
+
+    A CPU's memory and speed are not predicted.
+    """
+    question, choice = fit.question, fit.choice
+    step = choice.step if on_card else None
+    left, allowed = question.config.max_iters, round(question.allowed / GIB, 4)
+    return {
+        "model": {
+            "arch": question.shape.arch, "parameters": question.shape.parameters,
+            "tokens_per_step": question.config.tokens_per_step, "max_iters": left,
+        },
+        "settings": choice.setting.to_json(),
+        "as_given": fit.as_given,
+        "memory": choice.bill.to_json() | {"allowed_gib": allowed} if on_card else None,
+        "speed": {
+            "tokens_per_s": round(step.tokens_per_s, 1), "step_s": round(step.seconds, 4),
+            "mfu": round(step.mfu, 4) if step.mfu else None,
+            "source": question.rates.source if question.rates else None,
+        } if step else None,
+        "time": {"seconds": round(left * step.seconds, 1)} if step else None,
+    }  # fmt: skip
+
+
 def _does_not_fit(question: Question, given: Choice) -> UserError:
     fitting = sorted((c for _name, c in by_kind(question) if c.fits), key=lambda c: -c.tokens_per_s)
     exact = [c for c in fitting if c.setting.exact] or fitting

@@ -120,6 +120,15 @@ class Journal:
         self.display.say("going on", "yellow")
         self.recorder.event("went on", step=self.run.position.step)
 
+    def speed_changed(self, text: str, facts: dict[str, Any]) -> None:
+        self.display.say(f"note: {text}", "yellow")
+        self.recorder.event("speed changed", step=self.run.position.step, **facts)
+
+    @property
+    def session(self) -> tuple[int, float]:
+        """Steps taken by this process, and the seconds they took."""
+        return self._session_steps, self._session_seconds
+
     def worked(self, seconds: float, steps: int = 0) -> None:
         """Time spent training, and the steps taken in it."""
         self._unlogged_seconds += seconds
@@ -173,6 +182,8 @@ class Journal:
 
     def glance(self, loss: float) -> None:
         """Between two log lines, for a person who watches; nothing is written."""
+        if not self.display.watched:
+            return
         self.status.loss = loss
         self.status.tokens_per_second = (
             self.run.config.tokens_per_step * self._unlogged_steps / self._unlogged_seconds

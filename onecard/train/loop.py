@@ -23,6 +23,7 @@ from onecard.run.pause import PauseRequest
 from onecard.train.evaluate import evaluate_both
 from onecard.train.evaluate_only import evaluate_only
 from onecard.train.failures import explained, is_beyond_recovery
+from onecard.train.fit import plan_of
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
 from onecard.train.memory import is_out_of_memory, out_of_memory
@@ -32,7 +33,7 @@ from onecard.train.start import Run, open_run
 from onecard.train.step import Stepper, StepResult
 from onecard.train.summary import Summary
 
-# Where a person watches, figures are this old at most, however rare the log lines are.
+# Figures are this old at most, however rare the log lines are.
 GLANCE_SECONDS = 1.0
 
 
@@ -57,6 +58,7 @@ def train(config: RunConfig) -> Summary:
         for damaged in run.damaged:
             put_out_of_the_way(damaged)
         run.directory.write_config(config)
+        run.directory.write_plan(plan_of(run.fit, on_card=run.device.startswith("cuda")))
         with Journal(run) as journal, StopRequest() as stop:
             return Training(run, journal, stop).go()
 
@@ -172,7 +174,8 @@ class Training:
             self.journal.tell(self.stepper.news())
             self.journal.stepped(step, float(result.loss), float(result.grad_norm), rate)
             self._glanced = time.perf_counter()
-        elif self.journal.display.watched and time.perf_counter() - self._glanced > GLANCE_SECONDS:
+        elif time.perf_counter() - self._glanced > GLANCE_SECONDS:
+            # A person who watches is shown them; what is slow must not stay unnoticed either way.
             self._settle()
             self.journal.glance(float(result.loss))
             self._glanced = time.perf_counter()
@@ -193,6 +196,7 @@ class Training:
                 self.journal.diverged(step, loss, float(result.grad_norm))
                 raise self._diverged(f"the loss became {loss} at step {step}")
         self._in_flight = []
+        self.refit.settled()
 
     def _diverged(self, what: str) -> DivergedError:
         saved = f"is from step {self.saved_step}" if self.saved_step >= 0 else "had not been written yet"

@@ -13,6 +13,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.machine import local_gpus
 from onecard.plan.bill import CONTEXT
+from onecard.train.neighbours import careful_bytes, spilling_platform
 
 # In the order in which torch looks for them; the older name is known to every version.
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -91,6 +92,14 @@ def cap_memory(
     torch.cuda.set_per_process_memory_fraction(share, index)
     told = f"tensors may take {allocator / 2**30:.2f} GiB of the card (CUDA itself: {context / 2**30:.2f})"
     return allocator, [told]
+
+
+def reserve_of(config: RunConfig, device: str) -> float | None:
+    """GiB to leave free: the user's figure; some where the driver spills instead of failing; else none."""
+    if config.vram_reserve is not None or not device.startswith("cuda") or not spilling_platform():
+        return config.vram_reserve
+    free, total = torch.cuda.mem_get_info(device)
+    return careful_bytes(free, total, spills=True) / 2**30
 
 
 def allocator_bytes(

@@ -10,7 +10,7 @@ import gc
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -27,17 +27,22 @@ from onecard.train.journal import Journal
 from onecard.train.memory import (
     allocator_bytes,
     allocator_retries,
+    cap_memory,
     forget,
     is_out_of_memory,
     measure_afresh,
     peak_memory_gib,
+    reserve_of,
 )
+from onecard.train.neighbours import look_at, spilling_platform, told_about
 from onecard.train.start import Run
+from onecard.train.watch import SpeedWatch
 
 _PAUSED_LOOK = 0.1  # seconds
 _CLIMB_EVERY = 32  # steps between looks at how much memory there is now
 # It just fits, but the allocator starts over again and again: as good as not fitting, and found out so often.
 _THRASHING_EVERY, _THRASHING = 8, 4
+_NOTICE_EVERY = 60.0  # seconds between looks at who else is on the card
 _BESIDE = ("sampling", "checkpoint")  # what is done while training rests
 _WAIT = 1.0  # seconds before the smallest setting is tried once more
 # A change that was to be faster and measures so much slower is taken back.
@@ -62,6 +67,11 @@ class Refit:
         self._retries = 0  # of the allocator, when last looked at
         self._stage: Stage | None = None
         self._emptied_for: tuple[str, int] | None = None
+        first = look_at(run.device)
+        run.notes += told_about(first)
+        self._watch = SpeedWatch(spilling_platform() is not None, first)
+        self._watched = 0, 0.0  # steps and seconds that the watch has been told of
+        self._slow, self._noticed = False, time.monotonic()
 
     @property
     def fit(self) -> Fit:
@@ -100,6 +110,7 @@ class Refit:
         peak, text = peak_memory_gib(run.device), first_line(error)
         forget(error)
         change_setting(run, step)
+        self._watch.reset()
         after = self.fit.choice
         going_on = "going on"
         if after.setting == before.setting:
@@ -126,6 +137,31 @@ class Refit:
             self.journal.going_on()
         wanted.over()
 
+    def settled(self) -> None:
+        """All steps so far are finished: their time is a measurement."""
+        steps, seconds = self.journal.session
+        (steps_before, seconds_before), self._watched = self._watched, (steps, seconds)
+        if steps > steps_before:
+            self._slow = self._watch.step_took(seconds - seconds_before, steps - steps_before) or self._slow
+        if self.run.device.startswith("cuda") and time.monotonic() - self._noticed > _NOTICE_EVERY:
+            self._noticed = time.monotonic()
+            self.journal.tell(self._watch.notice(look_at(self.run.device)))
+
+    def _speed_changed(self) -> bool:
+        """Steps take much longer, or no longer do: told, and where the driver spills, acted on."""
+        run, self._slow = self.run, False
+        verdict = self._watch.verdict(look_at(run.device))
+        if verdict is None:
+            return False
+        self.journal.speed_changed(verdict.text, asdict(verdict))
+        if verdict.reason != "spilling":
+            return False
+        changed = self.after(torch.OutOfMemoryError(verdict.text), "training")
+        if changed:
+            # What others have taken since is no longer ours to fill.
+            cap_memory(run.device, run.config.vram_limit, reserve_of(run.config, run.device))
+        return changed
+
     def _thrashing(self) -> bool:
         if self.run.position.step % _THRASHING_EVERY:
             return False
@@ -140,11 +176,13 @@ class Refit:
         if self._thrashing():
             told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps"
             return self.after(torch.OutOfMemoryError(told), "training")
+        if self._slow and self._speed_changed():
+            return True
         if step % _CLIMB_EVERY:
             return False
         if self._stage is not None:
             return self._judge(self._stage)
-        there = allocator_bytes(run.device, run.config.vram_limit, run.config.vram_reserve)
+        there = allocator_bytes(run.device, run.config.vram_limit, reserve_of(run.config, run.device))
         # On a CPU nothing is faster than what was asked for; only what was given up may come back.
         if there is None and self.fit.as_given:
             return False
@@ -152,6 +190,7 @@ class Refit:
         if self.fit.up(step, math.inf if there is None else there, self._measured_share(before)) is None:
             return False
         change_setting(run, step)
+        self._watch.reset(self._watch.usual)
         after = self.fit.choice
         self._stage = Stage(before, speed)
         self.journal.refitted(
@@ -181,6 +220,7 @@ class Refit:
             return False
         self.fit.back(stage.before.setting, run.position.step)
         change_setting(run, run.position.step)
+        self._watch.reset()
         self.journal.refitted(
             f"that made it {-gain:.0%} slower: going back to {self.fit.setting.words()}", where="back",
             before=now.setting.to_json(), after=self.fit.setting.to_json(), measured_gain=gain,

@@ -1,0 +1,320 @@
+"""Back to speed in stages: the start, climbs by what was measured, the return from one that was slower."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onecard.config import RunConfig
+from onecard.data.prepare.command import prepare
+from onecard.errors import UserError
+from onecard.hardware.cards import find_card
+from onecard.knobs import load_config
+from onecard.model.decoder import Decoder
+from onecard.plan.bill import CONTEXT
+from onecard.plan.lines import GIB
+from onecard.plan.rates import ANY_CARD, Rates, rates_of
+from onecard.plan.search import Question
+from onecard.plan.settings import setting_of
+from onecard.run.checkpoint import list_checkpoints
+from onecard.train import engine as engine_module
+from onecard.train import journal as journal_module
+from onecard.train import probe as probe_module
+from onecard.train import refit as refit_module
+from onecard.train import start as start_module
+from onecard.train.fit import Fit, open_fit, plan_of, process_bytes, told_at_start
+from onecard.train.loop import train
+from onecard.train.neighbours import Look
+from onecard.train.pace import Pace
+from onecard.train.step import Stepper
+from onecard.train.watch import Verdict
+
+TINY = [
+    "--dataset=tiny", "--vocab_size=61", "--n_layer=3", "--n_head=2", "--n_embd=32", "--block_size=16",
+    "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--min_lr=1e-3",
+    "--warmup_iters=3", "--lr_decay_iters=40", "--max_iters=24", "--eval_interval=8", "--eval_iters=2",
+    "--device=cpu", "--no-compile", "--sample_tokens=0", "--log_interval=1", "--out_dir=out",
+]  # fmt: skip
+
+
+def config(*more: str) -> RunConfig:
+    return load_config(RunConfig, [*TINY, *more])
+
+
+def events(kind: str, out_dir: str = "out") -> list[dict[str, Any]]:
+    lines = (Path(out_dir) / "events.jsonl").read_text().splitlines()[1:]
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def weights(out_dir: str) -> dict[str, torch.Tensor]:
+    return list_checkpoints(Path(out_dir) / "checkpoints")[-1].model_tensors()
+
+
+def question(*words: str, rates: Rates | None = None, cap_gib: float = 60.0) -> Question:
+    asked = load_config(RunConfig, ["--max_iters=10", "--block_size=1024", *words])
+    known = rates or rates_of(find_card("H200"), "bfloat16")
+    return Question(asked, asked.shape(50304), "bfloat16", known, int(cap_gib * GIB) + CONTEXT, None, (9, 0))
+
+
+# --- the start
+def test_a_micro_batch_too_small_for_the_card_is_made_larger() -> None:
+    asked = question("--batch_size=1", "--gradient_accumulation_steps=64")
+    fit = open_fit(asked, on_card=True)
+    given = asked.answer(setting_of(asked.config, asked.shape))
+    assert given.fits, "nothing forces it"
+    assert fit.setting.micro_batch > 1 and 64 % fit.setting.micro_batch == 0, "the same step"
+    assert fit.choice.tokens_per_s > 1.03 * given.tokens_per_s
+    (told,) = told_at_start(fit)
+    assert "faster by prediction" in told and f"--batch_size={fit.setting.micro_batch}" in told
+
+
+def test_on_a_card_that_is_not_known_nothing_is_changed_for_speed() -> None:
+    asked = question("--batch_size=1", "--gradient_accumulation_steps=64", rates=ANY_CARD)
+    assert open_fit(asked, on_card=True).as_given
+
+
+def test_what_is_hardly_faster_is_left_alone() -> None:
+    asked = question("--batch_size=16", "--gradient_accumulation_steps=4")
+    fit = open_fit(asked, on_card=True)
+    assert fit.as_given and told_at_start(fit) == []
+
+
+def test_the_plan_of_a_run_has_the_names_of_the_plan_command() -> None:
+    fit = open_fit(question("--batch_size=16", "--gradient_accumulation_steps=4"), on_card=True)
+    plan = plan_of(fit, on_card=True)
+    assert plan["memory"]["allocated_gib"] == round(fit.choice.bill.allocated / GIB, 4)
+    assert plan["speed"]["tokens_per_s"] == round(fit.choice.tokens_per_s, 1)
+    step = plan["model"]["tokens_per_step"] / plan["speed"]["tokens_per_s"]
+    assert plan["time"]["seconds"] == pytest.approx(10 * step, rel=0.01)
+    apart = plan_of(fit, on_card=False)
+    assert apart["memory"] is apart["speed"] is apart["time"] is None
+
+
+def test_a_run_on_a_cpu_has_a_plan_too(workplace: Path) -> None:
+    train(config("--max_iters=2"))
+    plan = json.loads((Path("out") / "plan.json").read_text())
+    assert plan["schema"] == 1 and plan["settings"]["micro_batch"] == 4 and plan["as_given"] is True
+
+
+def test_without_auto_fit_the_nearest_settings_that_fit_are_told() -> None:
+    with pytest.raises(UserError, match="auto_fit is off") as stopped:
+        open_fit(question("--auto_fit=False", "--batch_size=32", cap_gib=4.0), on_card=True)
+    told = [line for line in stopped.value.hint.splitlines() if line.startswith("fits: ")]
+    assert len(told) == 3
+    for line in told:
+        flags = [word for word in line.split() if word.startswith("--")]
+        again = question("--auto_fit=False", "--batch_size=32", *flags, cap_gib=4.0)
+        assert again.answer(setting_of(again.config, again.shape)).fits, line
+
+
+# --- what was measured
+def test_a_measured_peak_allows_what_the_bill_alone_would_not() -> None:
+    fit = open_fit(question("--batch_size=16", "--gradient_accumulation_steps=4", cap_gib=3.0), on_card=True)
+    small = fit.setting
+    larger = fit.up(step=1, allocator=60 * GIB)
+    assert larger is not None
+    need = fit.choice.bill.need
+    for share, allocator, expected in (
+        (1.0, need - 1, False),
+        (0.96, 0.97 * need, True),
+        (1.05, need, False),
+    ):
+        fit.setting = small
+        found = fit.up(1, allocator, share)
+        assert (found == larger) is expected, (share, found)
+
+
+def test_going_back_is_remembered() -> None:
+    fit = open_fit(question("--batch_size=16", "--gradient_accumulation_steps=4", cap_gib=3.0), on_card=True)
+    small = fit.setting
+    larger = fit.up(step=1, allocator=60 * GIB)
+    fit.back(small, step=40)
+    assert fit.setting == small
+    assert fit.up(step=41, allocator=60 * GIB) != larger, "not at once again"
+    fit.setting = small
+    assert fit.up(step=1000, allocator=60 * GIB) == larger
+
+
+class PretendCard:
+    """Without a card: the trainer decides as if it had one with so many bytes for tensors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, start_gib: float, then_gib: float) -> None:
+        self.rates = rates_of(find_card("RTX 4070"), "bfloat16")
+
+        def opened(asked: Question, *, on_card: bool) -> Fit:
+            told = replace(asked, allowed=process_bytes(start_gib * GIB), host_allowed=None, rates=self.rates)
+            return open_fit(told, on_card=True)
+
+        monkeypatch.setattr(engine_module, "open_fit", opened)
+        monkeypatch.setattr(refit_module, "allocator_bytes", lambda *arguments: then_gib * GIB)
+        monkeypatch.setattr(refit_module, "_CLIMB_EVERY", 4)
+        monkeypatch.setattr(start_module, "choose_dtype", lambda requested, device: ("float64", ""))
+
+
+def squeezed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config as it stands needs a little more than there is at first; later there is plenty."""
+    asked = config()
+    probe = Question(asked, asked.shape(61), "float32", ANY_CARD, 2**62, None, None)
+    need = probe.answer(setting_of(asked, probe.shape)).bill.need
+    PretendCard(monkeypatch, start_gib=(need - 2000) / GIB, then_gib=60.0)
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_a_stage_is_judged_by_its_speed(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], slower: bool
+) -> None:
+    squeezed(monkeypatch)
+    steps: list[int] = []
+    plain = Stepper.run
+
+    def counted(stepper: Stepper, micros: Any, *arguments: Any, **named: Any) -> Any:
+        steps.append(max(micros.sizes))
+        return plain(stepper, micros, *arguments, **named)
+
+    monkeypatch.setattr(Stepper, "run", counted)
+    # 100 tokens a second before the change; after it half of that, or twice.
+    speed = iter([100.0, *([50.0 if slower else 200.0] * 20)])
+    monkeypatch.setattr(Pace, "measured", property(lambda pace: next(speed)))
+    summary = train(config())
+    first, *later = events("refitted")
+    (gained, *_more) = events("gained")
+    assert first["where"] == "climb" and first["predicted_gain"] > 0.03
+    assert gained["measured_gain"] == (-0.5 if slower else 1.0)
+    assert gained["predicted_gain"] == first["predicted_gain"]
+    assert (later[0]["where"] == "back") if slower else not later
+    if slower:
+        assert later[0]["after"] == first["before"]
+    assert summary.values["step"] == 24 and len(steps) == 24
+    shown = "".join(capsys.readouterr()) + summary.text()
+    assert "predicted" in shown and ("going back" in shown) is slower
+
+
+# --- the probes
+def text_data() -> list[str]:
+    Path("text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
+    prepare(["text.txt"], tokenizer="byte", progress=False)
+    return [word for word in TINY if not word.startswith(("--vocab", "--dataset", "--sample"))]
+
+
+def test_what_comes_late_is_tried_first(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*text_data(), "--dataset=text", "--sample_tokens=8"]
+    order: list[str] = []
+    for name in ("_evaluation", "_sampling", "_checkpoint"):
+        plain = getattr(probe_module, name)
+        monkeypatch.setattr(
+            probe_module, name, lambda run, name=name, plain=plain: (order.append(name), plain(run))
+        )
+    plain_run = Stepper.run
+    monkeypatch.setattr(
+        Stepper, "run", lambda *a, **n: (order.append("step"), plain_run(*a, **n))[1]
+    )  # fmt: skip
+    train(load_config(RunConfig, [*words, "--max_iters=3"]))
+    assert order == ["_sampling", "_checkpoint", "step", "step", "step"], "step 0 begins with an evaluation"
+    order.clear()
+    train(load_config(RunConfig, [*words, "--max_iters=5", "--init_from=resume"]))
+    assert order == ["_evaluation", "_sampling", "_checkpoint", "step", "step"]
+
+
+def test_probing_changes_nothing_that_is_learned(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*text_data(), "--dataset=text", "--sample_tokens=8", "--max_iters=6", "--dropout=0.1"]
+    train(load_config(RunConfig, [*words, "--out_dir=probed"]))
+    train(load_config(RunConfig, [*words, "--out_dir=plain", "--auto_fit=False"]))
+    for name, expected in weights("plain").items():
+        assert torch.equal(weights("probed")[name], expected), name
+
+
+def test_a_probe_that_runs_out_is_mended_before_the_first_step(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls, done = probe_module._checkpoint, iter(range(100)), []
+
+    def full(run: Any) -> None:
+        if next(calls) < 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        done.append(run.position.step)
+        plain(run)
+
+    monkeypatch.setattr(probe_module, "_checkpoint", full)
+    summary = train(config())
+    assert done == [0]
+    assert [(e["where"], e["step"]) for e in events("refitted")] == [("checkpoint", 0)]
+    assert summary.values["step"] == 24
+
+
+@pytest.mark.parametrize("failures", [1, 10**6])
+def test_a_sample_is_tried_again_with_the_card_emptied(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    words = [*text_data(), "--dataset=text", "--sample_tokens=8"]
+    plain, calls = journal_module.sample_text, iter(range(2**62))
+
+    def full(*arguments: Any, **named: Any) -> str:
+        if next(calls) < failures:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(*arguments, **named)
+
+    monkeypatch.setattr(journal_module, "sample_text", full)
+    summary = train(load_config(RunConfig, words))
+    assert summary.values["step"] == 24 and summary.values["refits"] == 0
+    drawn = sorted(path.name for path in (Path("out") / "samples").iterdir())
+    assert len(drawn) == (3 if failures == 1 else 0)
+
+
+# --- a card that is gone, a speed that is gone
+def test_a_lost_card_ends_with_the_checkpoint_kept_and_the_way_on(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = Decoder.loss_sum, iter(range(2**62))
+
+    def lost(*arguments: Any, **named: Any) -> Any:
+        if named.get("scale") is not None and next(calls) >= 20:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors ...")
+        return plain(*arguments, **named)
+
+    monkeypatch.setattr(Decoder, "loss_sum", lost)
+    with pytest.raises(UserError, match="the card stopped working at step 10") as stopped:
+        train(config())
+    assert "the checkpoint of step 8 is kept; 2 steps after it are lost" in stopped.value.why
+    assert "onecard train --out_dir=out" in stopped.value.hint
+    assert [c.step for c in list_checkpoints(Path("out") / "checkpoints")] == [8]
+    monkeypatch.setattr(Decoder, "loss_sum", plain)
+    assert train(config()).values["step"] == 24, "and it goes on from there"
+
+
+def test_a_card_lost_before_anything_was_saved(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*arguments: Any, **named: Any) -> Any:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(Stepper, "run", lost)
+    with pytest.raises(UserError, match="stopped working at step 0") as stopped:
+        train(config())
+    assert "nothing had been saved yet" in stopped.value.why
+    assert "the same command" in stopped.value.hint
+
+
+@pytest.mark.parametrize("reason", ["spilling", "shared"])
+def test_a_driver_that_spills_is_a_shortage_and_a_neighbour_is_only_told(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    answers = iter([Verdict(reason, "a step takes 9 s instead of 1 s: ...", 1.0, 9.0, 2**20)])
+    monkeypatch.setattr(refit_module.SpeedWatch, "step_took", lambda watch, seconds, steps=1: steps > 0)
+    monkeypatch.setattr(refit_module.SpeedWatch, "verdict", lambda watch, look: next(answers, None))
+    summary = train(config())
+    (told,) = events("speed changed")
+    assert told["reason"] == reason and told["now_seconds"] == 9.0
+    changed = [event for event in events("refitted") if event["where"] == "training"]
+    assert len(changed) == (reason == "spilling")
+    assert summary.values["step"] == 24
+
+
+def test_neighbours_are_told_at_the_start(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(refit_module, "look_at", lambda device: Look(unnamed_bytes=3 * GIB))
+    train(config("--max_iters=1"))
+    assert "hold 3.00 GiB of the card" in "".join(capsys.readouterr())
