@@ -144,10 +144,14 @@ def steady_steps(log: Log, known: Known) -> Steps:
     # A log whose first lines are missing (a paste, a tail) has no warm-up in it, or only an outlier more.
     begins = first == 0 or log.starts > 1 or any((mfu or 0) < 0 for mfu in log.steps.mfus)
     warm = first + WARM_UP_STEPS if begins else first
-    plain = log.steps.where([not inflated for inflated in _inflated(log, known)])
-    settled = plain.where([number >= warm for number in plain.numbers])
+    inflated = _inflated(log, known)
+    settled = log.steps.where(
+        [number >= warm and not more for number, more in zip(log.steps.numbers, inflated, strict=True)]
+    )
     if not settled:  # few lines so far: any but the very first is better than none
-        settled = plain.where([number > first for number in plain.numbers])
+        settled = log.steps.where(
+            [number > first and not more for number, more in zip(log.steps.numbers, inflated, strict=True)]
+        )
     if settled:
         return settled
     if len(log.steps) > 1:
@@ -190,15 +194,16 @@ def step_range(ms: list[float]) -> Range:
     last third's median and the mean lie inside as well: the mean has the hiccups that the median leaves
     out, each as three steps at most, for a machine that slept will not sleep at every thirtieth step.
     """
-    median = statistics.median(ms)
-    deviation = statistics.median(abs(value - median) for value in ms)
+    in_order = sorted(ms)  # and so nearly are the deviations, which makes a large log's median cheap
+    median = statistics.median(in_order)
+    deviation = statistics.median([abs(value - median) for value in in_order])
     error = 2 * MEDIAN_TO_MEAN * SIGMA_PER_MAD * deviation / math.sqrt(len(ms))
     floor = next(share for lines, share in FLOORS if len(ms) < lines)
-    half = max(error, floor * median)
+    half, most = max(error, floor * median), 3 * median
     bounds = [
         max(median - half, 0.0),
         median + half,
-        statistics.fmean(min(value, 3 * median) for value in ms),
+        statistics.fmean([min(value, most) for value in ms] if in_order[-1] > most else ms),
     ]
     if len(ms) >= 9:
         bounds.append(statistics.median(ms[-(len(ms) // 3) :]))

@@ -11,10 +11,10 @@ others one by one, and only by the patterns whose words are in them. Both ways g
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 from onecard.report.log_patterns import (
@@ -104,12 +104,13 @@ class _Reader:
         if self._waiting:
             block = "\n".join([*self._waiting, block])
             self._waiting = []
-        heads = any(word in block for word in HEAD_WORDS)
         plain = PLAIN_STEP if "| dt: " in block else PLAIN_ITER
         width = plain.groups + 1
         # What stands between two plain lines, then the first one's groups, and so on.
         parts = plain.split(block)
         between = parts[::width]
+        others = "".join(between)
+        heads = any(word in others for word in HEAD_WORDS)
         begin = 0
         for index, text in enumerate(between[:-1]):
             if text == "\n" or (text.rfind("\n") == 0 and index and not _may_tell_loss(text)):
@@ -121,7 +122,7 @@ class _Reader:
                 # Another line about a step may stand before this one: it is not plain after all.
                 self._lines([*lines[:-1], lines[-1] + parts[index * width + 1]], heads)
                 begin += 1
-            elif len(lines) > 1:
+            elif len(lines) > 1 and (heads or self._may_tell(text)):
                 self._lines(lines[:-1], heads)
         self._many(plain, parts[begin * width + 1 : -1])
         if len(between) == 1 or between[-1]:
@@ -142,8 +143,11 @@ class _Reader:
         steps.numbers = list(map(int, column["step"]))
         steps.ms = list(map(float, column["ms"]))
         steps.losses = list(map(float, column["loss"]))
-        steps.mfus = [float(percent) / 100 for percent in column["mfu"]]
-        steps.speeds = [float(n.replace(",", "")) or None if n else None for n in column["speed"]]
+        steps.mfus = [percent / 100 for percent in map(float, column["mfu"])]
+        if any(column["speed"]):
+            steps.speeds = [float(n.replace(",", "")) or None if n else None for n in column["speed"]]
+        else:
+            steps.speeds = [None] * len(steps)
         steps.after_evaluation = [False] * len(steps)
         at_once = len(steps) > 2 and self._only_go_on(steps)
         # The first one may be of another start, and what the last one says besides is what counts.
@@ -158,11 +162,19 @@ class _Reader:
         """Are they steps of one start, with times that mean something and no evaluation before any?"""
         evaluations = self._starts[-1].evaluations
         return (
-            all(a < b for a, b in pairwise(steps.numbers))
+            all(map(operator.lt, steps.numbers, steps.numbers[1:]))
             and min(steps.ms) >= _LEAST_MS
             and max(steps.ms) < _MOST_MS
             and not (evaluations and evaluations[-1] in steps.numbers[1:])
         )
+
+    def _may_tell(self, text: str) -> bool:
+        """Is there anything in these lines, none of a head? Of bars, not once there are steps."""
+        small = text.lower()
+        return (
+            "lo" in small or "step" in small or "bpb" in small or "=" in text
+            or ("<" in text and not any(start.steps for start in self._starts[-2:]))
+        )  # fmt: skip
 
     # --- one by one -------------------------------------------------------------------------------
 
@@ -175,8 +187,9 @@ class _Reader:
         while index < last:
             line = lines[index]
             index += 1
-            if not (_may_tell_loss(line) or "step" in line):
-                self._line(line, heads)
+            if not _may_tell_loss(line) and "step" not in line:
+                if heads or "=" in line or "<" in line or "bpb" in line.lower():
+                    self._line(line, heads)
                 continue
             for begins, whole in ((ITER_BEGINS, ITER), (STEP_BEGINS, STEP)):
                 if not begins.search(line):
@@ -208,7 +221,7 @@ class _Reader:
             here.of_onecard |= bool(here.steps.get("iter")) and bool(BITS_PER_BYTE.search(line))
         elif tells_loss and (found := TRAINER.search(line)):
             self._trainer_loss = number(found[1])
-        elif "<" in line and "[" in line and (found := BAR.search(line)):
+        elif "<" in line and (found := BAR.search(line)):
             rate = float(found[3])
             if rate > 0:
                 ms = 1000 * rate if found[4] == "s/it" else 1000 / rate
@@ -308,6 +321,10 @@ def _log_of(start: _Start, count: int) -> Log:
 def _trainer_log(bars: Mapping[int, Mapping[int, float]], loss: float) -> Log:
     """The bar with the most steps is the training's; others are evaluations and downloads."""
     total = max(bars)
-    steps = Steps(Step(number, ms) for number, ms in sorted(bars[total].items()))
-    steps.losses[-1] = loss
+    steps = Steps()
+    steps.numbers = sorted(bars[total])
+    steps.ms = [bars[total][number] for number in steps.numbers]
+    steps.losses = [*[None] * (len(steps) - 1), loss]
+    steps.mfus, steps.speeds = [None] * len(steps), [None] * len(steps)
+    steps.after_evaluation = [False] * len(steps)
     return Log(HUGGINGFACE, steps, (), {}, {"last_step": total})

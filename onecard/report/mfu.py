@@ -45,8 +45,8 @@ def divisor(log: Log, card: Card | None) -> float | None:
 def flops_by_log(log: Log, card: Card | None, step_ms: float) -> float | None:
     """FLOPs per second of all cards at this step time, by the log's own MFU; None where it tells nothing."""
     used = divisor(log, card)
-    told = log.steps.where([mfu is not None and mfu > 0 for mfu in log.steps.mfus])
-    shown = [mfu for mfu in told.mfus if mfu is not None]
+    told = [(mfu, ms) for mfu, ms in zip(log.steps.mfus, log.steps.ms, strict=True) if mfu and mfu > 0]
+    shown = [mfu for mfu, _ms in told]
     if used is None or not math.isfinite(used) or not shown:
         return None
     share = statistics.median(shown)
@@ -54,7 +54,7 @@ def flops_by_log(log: Log, card: Card | None, step_ms: float) -> float | None:
         # nanoGPT shows an average, m = 0.9 m + 0.1 work / time, in which an evaluation is felt for twenty
         # lines. It is linear in the work, so that the first and the last value give the work back.
         times = 0.0
-        for ms in told.ms[1:]:
+        for _mfu, ms in told[1:]:
             times = 0.9 * times + 0.1 / ms
         work = (shown[-1] - 0.9 ** (len(shown) - 1) * shown[0]) / times
         share = work / step_ms if work > 0 else share

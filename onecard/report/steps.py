@@ -56,6 +56,8 @@ class Steps(Sequence[Step]):
 
     def where(self, chosen: Sequence[bool]) -> Steps:
         """Those at whose place `chosen` is true."""
+        if all(chosen):
+            return self
         found = Steps()
         found.numbers = list(compress(self.numbers, chosen))
         found.ms = list(compress(self.ms, chosen))
