@@ -82,7 +82,6 @@ def estimate(log: Log, known: Known) -> Eta:
     step_ms = step_range(steady.ms)
     tokens_per_step = tokens_per_step_of(log, known, steady, notes)
     flops_per_token = flops_per_token_of(log, known, notes)
-    shown = [mfu for mfu in steady.mfus if mfu is not None and mfu > 0]
     by_log = flops_by_log(log, known.card, step_ms.mid)
     tokens_per_s = tokens_per_step / step_ms.mid * 1000 if tokens_per_step else None
     if tokens_per_s is None and flops_per_token and by_log:
@@ -108,8 +107,9 @@ def estimate(log: Log, known: Known) -> Eta:
     log_mfu = next((mfu for mfu in reversed(log.steps.mfus) if mfu is not None), None)
     peak = peak_of(log, known)
     mfu = flops_per_s / (peak * log.cards) if flops_per_s and peak else None
-    if mfu is None and log.format == ONECARD and shown:
-        mfu = statistics.median(shown)
+    if mfu is None and log.format == ONECARD:
+        shown = [mfu for mfu in steady.mfus if mfu is not None and mfu > 0]
+        mfu = statistics.median(shown) if shown else None
     if mfu is None:
         notes.append(_how_to_get_mfu(known, flops_per_s))
     if (loss := log.steps[-1].loss) is not None and not math.isfinite(loss):

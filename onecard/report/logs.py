@@ -113,12 +113,12 @@ class _Reader:
         heads = any(word in others for word in HEAD_WORDS)
         begin = 0
         for index, text in enumerate(between[:-1]):
-            if text == "\n" or (text.rfind("\n") == 0 and index and not _may_tell_loss(text)):
+            if text == "\n" or (text.rfind("\n") == 0 and index and not _may_tell_loss(text.lower())):
                 continue
             self._many(plain, parts[begin * width + 1 : index * width])
             begin = index
             lines = (text[1:] if index else text).split("\n")
-            if _may_tell_loss(lines[-1]):
+            if _may_tell_loss(lines[-1].lower()):
                 # Another line about a step may stand before this one: it is not plain after all.
                 self._lines([*lines[:-1], lines[-1] + parts[index * width + 1]], heads)
                 begin += 1
@@ -172,7 +172,7 @@ class _Reader:
         """Is there anything in these lines, none of a head? Of bars, not once there are steps."""
         small = text.lower()
         return (
-            "lo" in small or "step" in small or "bpb" in small or "=" in text
+            _may_tell_loss(small) or "step" in small or "bpb" in small or "=" in text
             or ("<" in text and not any(start.steps for start in self._starts[-2:]))
         )  # fmt: skip
 
@@ -187,9 +187,10 @@ class _Reader:
         while index < last:
             line = lines[index]
             index += 1
-            if not _may_tell_loss(line) and "step" not in line:
-                if heads or "=" in line or "<" in line or "bpb" in line.lower():
-                    self._line(line, heads)
+            small = line.lower()
+            if not _may_tell_loss(small) and "step" not in line:
+                if heads or "=" in line or "<" in line or "bpb" in small:
+                    self._line(line, small, heads)
                 continue
             for begins, whole in ((ITER_BEGINS, ITER), (STEP_BEGINS, STEP)):
                 if not begins.search(line):
@@ -205,18 +206,18 @@ class _Reader:
                     if found and not whole.search(line):
                         line = piece  # what is there without its MFU is better than nothing
                 break
-            self._line(line, heads)
+            self._line(line, line.lower(), heads)
         return index
 
-    def _line(self, line: str, heads: bool) -> None:
+    def _line(self, line: str, small: str, heads: bool) -> None:
         """`heads`: may it be one of a log's head?"""
         here = self._starts[-1]
-        tells_loss = _may_tell_loss(line)
+        tells_loss = _may_tell_loss(small)
         if tells_loss and (found := ITER.search(line)):
             self._add("iter", _step_of(found), found)
         elif tells_loss and (found := STEP.search(line)):
             self._add("step", _step_of(found), found)
-        elif (tells_loss or "bpb" in line.lower()) and (found := EVALUATED.search(line)):
+        elif (tells_loss or "bpb" in small) and (found := EVALUATED.search(line)):
             here.evaluations.append(int(found[1] or found[2]))
             here.of_onecard |= bool(here.steps.get("iter")) and bool(BITS_PER_BYTE.search(line))
         elif tells_loss and (found := TRAINER.search(line)):
@@ -269,9 +270,9 @@ class _Reader:
         return None
 
 
-def _may_tell_loss(line: str) -> bool:
-    """No line about a loss is without it. Beyond ASCII there is another letter that counts as an s."""
-    return ("loss" if line.isascii() else "lo") in line.lower()
+def _may_tell_loss(small: str) -> bool:
+    """Is a loss in this text in small letters? Beyond ASCII another letter counts as an s too."""
+    return "loss" in small or ("lo" in small and not small.isascii())
 
 
 def _begins(lines: list[str], index: int) -> bool:

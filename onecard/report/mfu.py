@@ -45,8 +45,7 @@ def divisor(log: Log, card: Card | None) -> float | None:
 def flops_by_log(log: Log, card: Card | None, step_ms: float) -> float | None:
     """FLOPs per second of all cards at this step time, by the log's own MFU; None where it tells nothing."""
     used = divisor(log, card)
-    told = [(mfu, ms) for mfu, ms in zip(log.steps.mfus, log.steps.ms, strict=True) if mfu and mfu > 0]
-    shown = [mfu for mfu, _ms in told]
+    shown = [mfu for mfu in log.steps.mfus if mfu and mfu > 0]
     if used is None or not math.isfinite(used) or not shown:
         return None
     share = statistics.median(shown)
@@ -54,7 +53,8 @@ def flops_by_log(log: Log, card: Card | None, step_ms: float) -> float | None:
         # nanoGPT shows an average, m = 0.9 m + 0.1 work / time, in which an evaluation is felt for twenty
         # lines. It is linear in the work, so that the first and the last value give the work back.
         times = 0.0
-        for _mfu, ms in told[1:]:
+        used_ms = [ms for ms, mfu in zip(log.steps.ms, log.steps.mfus, strict=True) if mfu and mfu > 0]
+        for ms in used_ms[1:]:
             times = 0.9 * times + 0.1 / ms
         work = (shown[-1] - 0.9 ** (len(shown) - 1) * shown[0]) / times
         share = work / step_ms if work > 0 else share
