@@ -113,7 +113,7 @@ class _Reader:
         heads = any(word in others for word in HEAD_WORDS)
         begin = 0
         for index, text in enumerate(between[:-1]):
-            if text == "\n" or (text.rfind("\n") == 0 and index and not _may_tell_loss(text.lower())):
+            if text == "\n" or (index and not heads and not self._may_tell(text)):
                 continue
             self._many(plain, parts[begin * width + 1 : index * width])
             begin = index
@@ -122,7 +122,7 @@ class _Reader:
                 # Another line about a step may stand before this one: it is not plain after all.
                 self._lines([*lines[:-1], lines[-1] + parts[index * width + 1]], heads)
                 begin += 1
-            elif len(lines) > 1 and (heads or self._may_tell(text)):
+            elif len(lines) > 1:
                 self._lines(lines[:-1], heads)
         self._many(plain, parts[begin * width + 1 : -1])
         if len(between) == 1 or between[-1]:
