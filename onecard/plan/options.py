@@ -17,6 +17,7 @@ from onecard.plan.cost import CURRENCY, IDLE_WATTS, PRICE
 
 _SWITCHES = ("json", "compare", "largest", "stages", "formulas")
 _VALUES = ("gpu", "as", "idle_watts", "price", "currency", "by", "host_ram")
+OWN_WORDS = (*_SWITCHES, *_VALUES)
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
@@ -81,7 +82,7 @@ def _refuse_a_slip(word: str) -> None:
     name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
     if not name or name in {f.name for f in knobs(RunConfig)}:
         return
-    near = difflib.get_close_matches(name, (*_SWITCHES, *_VALUES), n=1, cutoff=0.75)
+    near = difflib.get_close_matches(name, OWN_WORDS, n=1, cutoff=0.75)
     knob = difflib.get_close_matches(name, [f.name for f in knobs(RunConfig)], n=1, cutoff=0.75)
     if near and not knob:
         raise UserError(
