@@ -77,6 +77,9 @@ def plan(arguments: Sequence[str]) -> int:
 
     the card:
       --gpu NAME                     the card to plan for [this machine's]
+      --tflops T                     its rate, where it is not in `onecard gpus`: bf16 with fp32 sums, dense
+      --bandwidth GB/S               and of its memory; how much that is: --vram_limit, or a name with "12GB"
+      --watts W                      its power limit, for energy and money
       --host-ram GIB                 memory of its PC, for what is offloaded [this machine's]
 
     what to answer:
