@@ -6,6 +6,7 @@ Data goes to stdout, progress and logs to stderr. Exit codes: 0 ok, 1 the answer
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -37,8 +38,9 @@ onecard: pretrain language models on the one graphics card you own
 def train(arguments: Sequence[str]) -> int:
     """Train: onecard train CONFIG.py [--name=value ...] [--json]; nanoGPT's configs and flags as they are.
 
-    onecard train --out_dir=FOLDER --pause        a running job lets go of the card, its state in host memory
-    onecard train --out_dir=FOLDER --resume-now   and takes it again, where it was"""
+    a running job:
+      onecard train --out_dir=FOLDER --pause        lets go of the card, its state in host memory
+      onecard train --out_dir=FOLDER --resume-now   and takes it again, where it was"""
     as_json = "--json" in arguments
     asked = next((word for word in arguments if word in ("--pause", "--resume-now")), None)
     arguments = [word for word in arguments if word not in ("--json", "--pause", "--resume-now")]
@@ -71,18 +73,28 @@ def sample(arguments: Sequence[str]) -> int:
 def plan(arguments: Sequence[str]) -> int:
     """Will it fit, how fast, how long, what will it cost: onecard plan CONFIG.py [--gpu "RTX 4070"] [...]
 
-    --gpu NAME          the card to plan for [this machine's]
-    --compare           every way to run it: exact, low-bit, recompute, offload
-    --stages            what to turn on again, in which order, with the gain and memory of each
-    --largest           the largest model and the longest block that fit, the best model for a week
-    --by TIME           ... for another time: 12h, 30d, "sunday 20:00", 2027-01-31
-    --as nanogpt        what nanoGPT's own trainer would need, compiled and not
-    --formulas          every line of the bill with its formula
-    --host-ram GIB      memory of the PC, for what is offloaded [this machine's; another card's: not asked]
-    --price X           money a kWh [0.30]      --currency NAME [EUR]      --idle-watts W [80]
-    --json              everything, for programs
+    Exit code 0: it fits, 1: it does not.
 
-    All knobs of a run are understood too. Exit code 0: it fits, 1: it does not."""
+    the card:
+      --gpu NAME                     the card to plan for [this machine's]
+      --tflops T                     its rate, where it is not in `onecard gpus`: bf16 with fp32 sums, dense
+      --bandwidth GB/S               and of its memory; how much that is: --vram_limit, or a name with "12GB"
+      --watts W                      its power limit, for energy and money
+      --host-ram GIB                 memory of its PC, for what is offloaded [this machine's]
+
+    what to answer:
+      --compare                      every way to run it: exact, low-bit, recompute, offload
+      --stages                       what to turn on again, in which order, with the gain and memory of each
+      --largest                      the largest model and longest block that fit, the best model for a week
+      --by TIME                      ... for another time: 12h, 30d, "sunday 20:00", 2027-01-31
+      --as nanogpt                   what nanoGPT's own trainer would need, compiled and not
+      --formulas                     every line of the bill with its formula
+      --json                         everything, for programs
+
+    money:
+      --price X                      of a kWh [0.30]
+      --currency NAME                of the price [EUR]
+      --idle-watts W                 what the PC draws besides the card [80]"""
     from onecard.plan.command import plan_command
 
     return plan_command(arguments, _names(SampleConfig))
@@ -146,9 +158,9 @@ def _names(cls: type[Config]) -> frozenset[str]:
 def _config_help(verb: str) -> str:
     function, cls = CONFIG_VERBS[verb]
     lines = [
-        str(function.__doc__),
+        inspect.cleandoc(str(function.__doc__)),
         "",
-        "--name=value, --name value and --flag are all understood, - and _ alike.",
+        "The knobs; --name=value, --name value and --flag are all understood, - and _ alike.",
         "",
     ]
     for group, entries in describe_knobs(cls):

@@ -41,6 +41,10 @@ class RunConfig(Config):
         "fp8": "8-bit matmuls are not here yet; leave it out",
         "fp8_recipe": "8-bit matmuls are not here yet; leave it out",
     }
+    groups: ClassVar[tuple[str, ...]] = (
+        "model", "batch and horizon", "how a step is carried out", "optimizer", "schedule", "data", "output",
+        "other",
+    )  # fmt: skip
 
     # fmt: off
     # One knob a line, however long: this is a table.
@@ -55,16 +59,16 @@ class RunConfig(Config):
     fresh: bool = knob("bool", False, "start over in a used out_dir; the earlier run is set aside, not deleted", group="output", changes_result=False)
     sample_tokens: int = knob("int", 120, "tokens of sample text at each evaluation; 0 for none", group="output", low=0, high=100_000, changes_result=False)
     # --- wandb
-    wandb_log: bool = knob("bool", False, "also log to Weights & Biases", group="wandb", changes_result=False)
-    wandb_project: str = knob("str", "owt", "project name there", group="wandb", changes_result=False)
-    wandb_run_name: str = knob("str", "gpt2", "run name there", group="wandb", changes_result=False)
-    run: str | None = knob("str", None, "nanochat's way to say both: a run name there, or dummy for none", group="wandb", changes_result=False)
+    wandb_log: bool = knob("bool", False, "also log to Weights & Biases", group="other", changes_result=False)
+    wandb_project: str = knob("str", "owt", "project name there", group="other", changes_result=False)
+    wandb_run_name: str = knob("str", "gpt2", "run name there", group="other", changes_result=False)
+    run: str | None = knob("str", None, "nanochat's way to say both: a run name there, or dummy for none", group="other", changes_result=False)
     # --- data
     dataset: str = knob("str", "openwebtext", "name of a folder under data/", group="data")
-    gradient_accumulation_steps: int = knob("int", 40, "micro-batches per step", group="data", low=1, high=2**24)
-    batch_size: int = knob("int", 12, "sequences per micro-batch", group="data", low=1, high=2**20, alias="device_batch_size")
-    block_size: int = knob("int", 1024, "tokens per sequence", group="data", low=1, high=2**20, alias="max_seq_len")
-    total_batch_size: int | None = knob("int", None, "tokens per step, instead of gradient_accumulation_steps", group="data", low=1)
+    gradient_accumulation_steps: int = knob("int", 40, "micro-batches per step", group="batch and horizon", low=1, high=2**24)
+    batch_size: int = knob("int", 12, "sequences per micro-batch", group="batch and horizon", low=1, high=2**20, alias="device_batch_size")
+    block_size: int = knob("int", 1024, "tokens per sequence", group="batch and horizon", low=1, high=2**20, alias="max_seq_len")
+    total_batch_size: int | None = knob("int", None, "tokens per step, instead of gradient_accumulation_steps", group="batch and horizon", low=1)
     seed: int = knob("int", 1337, "seed of weights, data order and dropout", group="data", low=0, high=2**31 - 1)
     # --- model
     arch: str = knob("str", "gpt2", "architecture: gpt2 or nanochat", group="model", choices=("gpt2", "nanochat"))
@@ -85,8 +89,8 @@ class RunConfig(Config):
     unembedding_lr: float | None = knob("float", None, "nanochat's head, at width 768", group="optimizer", low=0.0, high=100.0)
     scalar_lr: float | None = knob("float", None, "nanochat's scalars (2026)", group="optimizer", low=0.0, high=100.0)
     learning_rate: float = knob("float", 6e-4, "highest learning rate of AdamW (gpt2)", group="optimizer", low=0.0, high=100.0)
-    max_iters: int = knob("int", 600_000, "steps to train", group="optimizer", low=0, alias="num_iterations")
-    tokens: int | None = knob("tokens", None, "train for this many tokens (3.2B, 100M) instead of max_iters", group="optimizer", low=1)
+    max_iters: int = knob("int", 600_000, "steps to train", group="batch and horizon", low=0, alias="num_iterations")
+    tokens: int | None = knob("tokens", None, "train for this many tokens (3.2B, 100M) instead of max_iters", group="batch and horizon", low=1)
     weight_decay: float = knob("float", 0.1, "decoupled weight decay of matrices and embeddings", group="optimizer", low=0.0, high=100.0)
     beta1: float = knob("float", 0.9, "AdamW's first-moment decay", group="optimizer", low=0.0, high=0.999999)
     beta2: float = knob("float", 0.95, "AdamW's second-moment decay", group="optimizer", low=0.0, high=0.999999)
@@ -99,20 +103,20 @@ class RunConfig(Config):
     warmdown_ratio: float | None = knob("float", None, "nanochat: the last part of the run, in which the learning rate falls", group="schedule", low=0.0, high=1.0)
     final_lr_frac: float | None = knob("float", None, "nanochat: how much of it is left at the end", group="schedule", low=0.0, high=1.0)
     # --- where and how it computes
-    backend: str = knob("str", "nccl", "accepted for nanoGPT's sake; unused on one card", group="system", changes_result=False)
-    device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="system", changes_result=False)
-    dtype: str | None = knob("str", None, "float32, bfloat16 or float16; auto: bfloat16 where the card has it", group="system", choices=("float32", "bfloat16", "float16"))
-    compile: bool = knob("bool", True, "compile with torch.compile (cached between runs)", group="system", changes_result=False)
-    cuda_graphs: bool | None = knob("bool", None, "replay a recorded micro-batch instead of launching kernel by kernel; auto: where the host is the slower one", group="system", changes_result=False)
+    backend: str = knob("str", "nccl", "accepted for nanoGPT's sake; unused on one card", group="other", changes_result=False)
+    device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="how a step is carried out", changes_result=False)
+    dtype: str | None = knob("str", None, "float32, bfloat16 or float16; auto: bfloat16 where the card has it", group="how a step is carried out", choices=("float32", "bfloat16", "float16"))
+    compile: bool = knob("bool", True, "compile with torch.compile (cached between runs)", group="how a step is carried out", changes_result=False)
+    cuda_graphs: bool | None = knob("bool", None, "replay a recorded micro-batch instead of launching kernel by kernel; auto: where the host is the slower one", group="how a step is carried out", changes_result=False)
     # --- how it fits into memory: none of these changes what is learned, but for the two marked low-bit
-    recompute: str | None = knob("str", None, "compute again in the backward pass instead of keeping: none, mlp or block", group="memory", choices=("none", "mlp", "block"), changes_result=False, alias="gradient_checkpointing", alias_values={True: "block", False: "none"})
-    auto_fit: bool = knob("bool", True, "choose what is not set below so that it fits, and go on with less when memory runs out", group="memory", changes_result=False)
-    loss_chunk: int | None = knob("int", None, "tokens whose logits exist at a time", group="memory", low=1, changes_result=False)
-    offload: str | None = knob("str", None, "in host memory: none, optimizer (masters and moments) or gradients (these too)", group="memory", choices=("none", "optimizer", "gradients"), changes_result=False)
-    master_weights: str | None = knob("str", None, "the weights that learn: fp32, or bf16 (low-bit, stochastic rounding)", group="memory", choices=("fp32", "bf16"))
-    optim_states: str | None = knob("str", None, "AdamW's moments and Muon's momentum: fp32, int8 (low-bit) or bf16 (Muon's alone)", group="memory", choices=("fp32", "bf16", "int8"))
-    vram_limit: float | None = knob("float", None, "GiB of the card this process may take in all", group="memory", low=0.1, high=10_000.0, changes_result=False)
-    vram_reserve: float | None = knob("float", None, "GiB of the card to leave to others", group="memory", low=0.0, high=10_000.0, changes_result=False)
+    recompute: str | None = knob("str", None, "compute again in the backward pass instead of keeping: none, mlp or block", group="how a step is carried out", choices=("none", "mlp", "block"), changes_result=False, alias="gradient_checkpointing", alias_values={True: "block", False: "none"})
+    auto_fit: bool = knob("bool", True, "choose what is not set below so that it fits, and go on with less when memory runs out", group="how a step is carried out", changes_result=False)
+    loss_chunk: int | None = knob("int", None, "tokens whose logits exist at a time", group="how a step is carried out", low=1, changes_result=False)
+    offload: str | None = knob("str", None, "in host memory: none, optimizer (masters and moments) or gradients (these too)", group="how a step is carried out", choices=("none", "optimizer", "gradients"), changes_result=False)
+    master_weights: str | None = knob("str", None, "the weights that learn: fp32, or bf16 (low-bit, stochastic rounding)", group="how a step is carried out", choices=("fp32", "bf16"))
+    optim_states: str | None = knob("str", None, "AdamW's moments and Muon's momentum: fp32, int8 (low-bit) or bf16 (Muon's alone)", group="how a step is carried out", choices=("fp32", "bf16", "int8"))
+    vram_limit: float | None = knob("float", None, "GiB of the card this process may take in all", group="how a step is carried out", low=0.1, high=10_000.0, changes_result=False)
+    vram_reserve: float | None = knob("float", None, "GiB of the card to leave to others", group="how a step is carried out", low=0.0, high=10_000.0, changes_result=False)
     # fmt: on
 
     @property

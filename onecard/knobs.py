@@ -70,6 +70,7 @@ class Config:
     """What all configs share: where each value came from, and what the reader should be told."""
 
     foreign: ClassVar[Mapping[str, str]] = {}  # other projects' names, and what to use instead
+    groups: ClassVar[tuple[str, ...]] = ()  # of knobs, in --help's order; others follow as declared
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
@@ -272,7 +273,7 @@ def _check_range(field: dataclasses.Field[Any], value: Value, assignment: Assign
 
 def describe_knobs(cls: type[Config]) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """(group, [(name, default, help)]) for --help."""
-    groups: dict[str, list[tuple[str, str, str]]] = {}
+    groups: dict[str, list[tuple[str, str, str]]] = {group: [] for group in cls.groups}
     for f in knobs(cls):
         default = "auto" if f.default is None else repr(f.default)
         alias = f.metadata["alias"]

@@ -94,7 +94,52 @@ def test_help_of_a_verb_lists_every_knob_with_its_default(
     answer = run(verb, "--n_layer=many", word)
     assert (answer.code, answer.err) == (0, "")
     listed = re.findall(r"^  --(\w+) .* \[(.*)\]$", answer.out, flags=re.MULTILINE)
-    assert listed == [(f.name, "auto" if f.default is None else repr(f.default)) for f in knobs(cls)]
+    assert sorted(listed) == sorted(
+        (f.name, "auto" if f.default is None else repr(f.default)) for f in knobs(cls)
+    )
+
+
+KNOB_GROUPS = ["model", "batch and horizon", "how a step is carried out", "optimizer", "schedule", "data",
+               "output", "other"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verb", "own"),
+    [
+        ("plan", ["the card", "what to answer", "money"]),
+        ("train", ["a running job"]),
+    ],
+)
+def test_help_goes_from_what_is_asked_first_to_what_is_asked_last(
+    run: Command, verb: str, own: list[str]
+) -> None:
+    out = run(verb, "--help").out
+    assert re.findall(r"^([^\s-][^:\n]*):$", out, flags=re.MULTILINE) == [*own, *KNOB_GROUPS]
+    groups = dict(re.findall(r"^([^\s-][^:\n]*):\n((?:  .*\n?)+)", out, flags=re.MULTILINE))
+    listed = re.findall(r"^  --(\w+)", "".join(groups[group] for group in KNOB_GROUPS), re.MULTILINE)
+    assert sorted(listed) == sorted(f.name for f in knobs(RunConfig))
+    assert {"n_layer", "depth", "vocab_size"} <= set(re.findall(r"--(\w+)", groups["model"]))
+    assert {"batch_size", "block_size", "tokens"} <= set(re.findall(r"--(\w+)", groups["batch and horizon"]))
+    memory = set(re.findall(r"--(\w+)", groups["how a step is carried out"]))
+    assert {"recompute", "offload", "vram_limit", "compile", "dtype"} <= memory
+
+
+def test_every_word_of_plans_own_is_in_its_help_and_comes_before_the_knobs(run: Command) -> None:
+    from onecard.plan.options import OWN_WORDS
+
+    before = run("plan", "--help").out.partition("The knobs;")[0]
+    assert [word for word in OWN_WORDS if f"  --{word.replace('_', '-')} " not in before] == []
+
+
+def test_help_is_instant() -> None:
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        code = "import sys; from onecard.cli import main; main(['plan', '--help']); " \
+               "sys.exit('torch' in sys.modules or 'rich' in sys.modules)"  # fmt: skip
+        assert in_a_process("-c", code).code == 0
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.5
 
 
 @pytest.mark.parametrize("verb", ["prepare", "gpus", "export", "bench"])

@@ -20,6 +20,10 @@ from typing import Any
 from onecard.errors import UserError
 
 
+class UnknownCardError(UserError):
+    """A name that is none of ours, as opposed to one that is several."""
+
+
 @dataclass(frozen=True)
 class Card:
     """One row of gpus.toml. Rates are dense TFLOPS (int8: TOPS); None is "does not exist or not known"."""
@@ -206,11 +210,11 @@ def _memory_fits(said: CardWords, memory_gib: float | None, card: Card) -> bool:
     return memory_gib is None or 0.87 * card.memory_gb <= memory_gib <= 1.08 * card.memory_gb
 
 
-def _unknown_card(text: str, memory_gib: float | None) -> UserError:
+def _unknown_card(text: str, memory_gib: float | None) -> UnknownCardError:
     said = read_words(text)
     list_them_all = "onecard gpus   lists every known card"
     if not said.words:
-        return UserError(f"'{text}' does not name a card", hint=list_them_all)
+        return UnknownCardError(f"'{text}' does not name a card", hint=list_them_all)
     namesakes = [card for card in all_cards() if read_words(card.name).identity == said.identity]
     near = namesakes + [card for card in _near(said) if card not in namesakes]
     sizes = [f"{size:g} GB" for size in sorted(said.memory_gb)]
@@ -222,7 +226,7 @@ def _unknown_card(text: str, memory_gib: float | None) -> UserError:
     elif namesakes:
         why = f"onecard knows {_listed(namesakes, 'and')}; this is a different variant"
     hint = f"did you mean {_listed(near[:4], 'or')}?\n" if near else ""
-    return UserError(f"no known card is called '{text}'", why, hint + list_them_all)
+    return UnknownCardError(f"no known card is called '{text}'", why, hint + list_them_all)
 
 
 def _near(said: CardWords) -> list[Card]:

@@ -14,7 +14,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.language import _
 from onecard.plan.bill import checkpoint_bytes
-from onecard.plan.cost import Cost, cost_of
+from onecard.plan.cost import Cost, cost_of, rounded
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.options import Options
@@ -149,8 +149,8 @@ def _brief(name: str, choice: Choice, cost: Cost | None) -> dict[str, Any]:
         "tokens_per_s": round(choice.tokens_per_s, 1) if choice.step else None,
         "flags": choice.words,
         "days": round(cost.days, 3) if cost else None,
-        "kwh": round(cost.pc_kwh, 2) if cost else None,
-        "amount": round(cost.amount, 2) if cost else None,
+        "kwh": rounded(cost.pc_kwh, 2) if cost else None,
+        "amount": rounded(cost.amount, 2) if cost else None,
     }
 
 

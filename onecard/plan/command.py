@@ -15,7 +15,7 @@ from onecard.language import _, english, number
 from onecard.plan.answer import Answer, answer
 from onecard.plan.largest import Size, best_for_time, largest_models, longest_blocks
 from onecard.plan.lines import GIB
-from onecard.plan.machine import Target, find_target
+from onecard.plan.machine import Figures, Target, find_target
 from onecard.plan.options import Options, budget_seconds, split_words
 
 _WEEK = 7 * 86400.0
@@ -31,7 +31,8 @@ def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
     config = load_config(RunConfig, rest, also_known)
     for note in config.notes:
         print(_("note: {text}").format(text=note), file=sys.stderr)
-    target = find_target(config, options.gpu, options.host_ram)
+    figures = Figures(options.tflops, options.bandwidth, options.watts)
+    target = find_target(config, options.gpu, options.host_ram, figures)
     now = datetime.now()
     if options.as_ == "nanogpt":
         from onecard.plan.as_nanogpt import as_nanogpt

@@ -18,7 +18,6 @@ from onecard.plan.speed import StepTime
 
 # A card that trains is near its power limit; matmuls in bf16 with fp32 sums take most of it.
 POWER_SHARE = 0.93
-USUAL_POWER = 250.0
 # The rest of the PC: processor waiting for the card, board, disks, losses of the supply.
 IDLE_WATTS = 80.0
 PRICE, CURRENCY = 0.30, "EUR"
@@ -35,9 +34,9 @@ class Cost:
     evaluation_s: float
     checkpoint_s: float
     first_step_s: float  # of which compilation
-    card_kwh: float
-    pc_kwh: float
-    amount: float
+    card_kwh: float | None  # None, and with it the next two: nobody knows what the card draws
+    pc_kwh: float | None
+    amount: float | None
     currency: str
 
     @property
@@ -60,9 +59,13 @@ class Cost:
                 "evaluation_s": round(self.evaluation_s, 1),
                 "first_step_s": round(self.first_step_s, 1),
             },
-            "energy": {"kwh": round(self.pc_kwh, 3), "card_kwh": round(self.card_kwh, 3)},
-            "cost": {"amount": round(self.amount, 2), "currency": self.currency},
+            "energy": {"kwh": rounded(self.pc_kwh, 3), "card_kwh": rounded(self.card_kwh, 3)},
+            "cost": {"amount": rounded(self.amount, 2), "currency": self.currency},
         }
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    return round(value, digits) if value is not None else None
 
 
 def cost_of(
@@ -86,7 +89,9 @@ def cost_of(
     saving = evaluations * 3 * checkpoint_bytes / DISK_BYTES_PER_S  # written, read again to be sure, flushed
     first = _COMPILE + _COMPILE_PER_KIND * (kinds_of_layers - 1) if compiled else 5.0
     seconds = training + evaluation + saving + first
-    watts = (card.tdp_w or USUAL_POWER) * POWER_SHARE
+    if card.tdp_w is None:
+        return Cost(seconds, training, evaluation, saving, first, None, None, None, currency)
+    watts = card.tdp_w * POWER_SHARE
     hours = seconds / 3600
     card_kwh = watts * hours / 1000
     pc_kwh = (watts + idle_watts) * hours / 1000

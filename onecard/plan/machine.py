@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
-from onecard.hardware.cards import Card, find_card
+from onecard.hardware.cards import Card, UnknownCardError, find_card, read_words
 from onecard.hardware.cpu import available_memory
 from onecard.hardware.machine import local_gpus
 from onecard.hardware.measured import Measured, load_measured
 from onecard.language import _
 from onecard.plan.lines import GIB
+from onecard.plan.rates import GIVEN
 
 # Of the memory on the box, what a driver reports as total: 98.5% (24 GB cards) to 99.9% (12 GB).
 _REPORTED = 0.985
@@ -30,8 +32,39 @@ class Target:
     here: bool  # in this machine
 
 
-def find_target(config: RunConfig, gpu: str | None, host_ram: float | None = None) -> Target:
+@dataclass(frozen=True)
+class Figures:
+    """What the user knows of a card; None: what gpus.toml says."""
+
+    tflops: float | None = None  # bf16 with fp32 sums, dense
+    bandwidth: float | None = None  # GB/s
+    watts: float | None = None
+
+    def of(self, card: Card) -> Card:
+        """The card with these figures instead of the table's."""
+        if self.tflops is not None:
+            # A card without bf16 has no other rate to train at than that of fp16; the others go along.
+            named = "bf16" if card.bf16 is not None or card.fp16acc is None else "fp16acc"
+            factor = self.tflops / (getattr(card, named) or self.tflops)
+            others = {name: rate * factor for name in ("bf16", "fp16acc", "tf32", "fp32")
+                      if (rate := getattr(card, name)) is not None}  # fmt: skip
+            card = replace(card, **(others | {named: self.tflops}))
+        if self.of_speed:
+            card = replace(card, note=GIVEN)
+        return replace(
+            card, bandwidth_gbps=self.bandwidth or card.bandwidth_gbps, tdp_w=self.watts or card.tdp_w
+        )
+
+    @property
+    def of_speed(self) -> bool:
+        return self.tflops is not None or self.bandwidth is not None
+
+
+def find_target(
+    config: RunConfig, gpu: str | None, host_ram: float | None = None, figures: Figures | None = None
+) -> Target:
     """The card named, or this machine's."""
+    figures = figures or Figures()
     local = next(iter(local_gpus()), None) if gpu is None else None
     if gpu is None and local is None:
         raise UserError(
@@ -48,8 +81,12 @@ def find_target(config: RunConfig, gpu: str | None, host_ram: float | None = Non
         taken = capacity - local.free_bytes if local.free_bytes is not None else 0
     else:
         assert gpu is not None
-        card = find_card(gpu)
+        try:
+            card = find_card(gpu)
+        except UnknownCardError as error:
+            card = _card_by_figures(gpu, figures, config.vram_limit, error)
         capacity, taken = int(card.memory_gb * _REPORTED * GIB), 0
+    card = figures.of(card)
     allowed = capacity - taken
     if config.vram_limit is not None:
         allowed = min(int(config.vram_limit * GIB), allowed)
@@ -64,5 +101,29 @@ def find_target(config: RunConfig, gpu: str | None, host_ram: float | None = Non
     host = available_memory() if local is not None else None
     if host_ram is not None:
         host = int(host_ram * GIB)
-    measured = load_measured(card.name, capacity / GIB)
+    measured = None if figures.of_speed else load_measured(card.name, capacity / GIB)
     return Target(card, capacity, allowed, taken, host, measured, local is not None)
+
+
+def _card_by_figures(
+    name: str, figures: Figures, vram_limit: float | None, unknown: UnknownCardError
+) -> Card:
+    """A card nobody listed, where the user says enough of it to plan with."""
+    sizes = read_words(name).memory_gb
+    memory = max(sizes) if sizes else (vram_limit or 0.0) / _REPORTED
+    words = {"--tflops": figures.tflops, "--bandwidth": figures.bandwidth, "--vram_limit": memory}
+    missing = [word for word, value in words.items() if not value]
+    example = f"--gpu {shlex.quote(name)} --tflops 30 --bandwidth 500 --vram_limit 12"
+    if figures == Figures():
+        raise UserError(
+            unknown.what,
+            unknown.why,
+            unknown.hint + "\n" + _("or give its figures: {example}").format(example=example),
+        )
+    if missing:
+        raise UserError(
+            _("'{name}' is not in the table, and its figures are not all there").format(name=name),
+            _("missing: {words}").format(words=", ".join(missing)),
+            example,
+        )
+    return Card(name, memory)

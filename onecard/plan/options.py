@@ -16,7 +16,9 @@ from onecard.language import _
 from onecard.plan.cost import CURRENCY, IDLE_WATTS, PRICE
 
 _SWITCHES = ("json", "compare", "largest", "stages", "formulas")
-_VALUES = ("gpu", "as", "idle_watts", "price", "currency", "by", "host_ram")
+_VALUES = ("gpu", "as", "idle_watts", "price", "currency", "by", "host_ram", "tflops", "bandwidth",
+           "watts")  # fmt: skip
+OWN_WORDS = (*_SWITCHES, *_VALUES)
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
@@ -34,6 +36,10 @@ class Options:
     currency: str = CURRENCY
     by: str | None = None  # a time budget
     host_ram: float | None = None  # GiB
+    # Figures of the card, instead of the table's: see plan/machine.py.
+    tflops: float | None = None
+    bandwidth: float | None = None
+    watts: float | None = None
 
 
 def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
@@ -60,6 +66,9 @@ def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
     for name, most in (("idle_watts", 1e5), ("price", 1e6), ("host_ram", 1e6)):
         if name in found:
             found[name] = _number(name, found[name], most)
+    for name, most in (("tflops", 1e5), ("bandwidth", 1e6), ("watts", 1e5)):
+        if name in found:
+            found[name] = _figure(name, found[name], most)
     for word in rest:
         _refuse_a_slip(word)
     others = [name for name in ("compare", "largest", "stages", "by") if name in found]
@@ -81,7 +90,7 @@ def _refuse_a_slip(word: str) -> None:
     name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
     if not name or name in {f.name for f in knobs(RunConfig)}:
         return
-    near = difflib.get_close_matches(name, (*_SWITCHES, *_VALUES), n=1, cutoff=0.75)
+    near = difflib.get_close_matches(name, OWN_WORDS, n=1, cutoff=0.75)
     knob = difflib.get_close_matches(name, [f.name for f in knobs(RunConfig)], n=1, cutoff=0.75)
     if near and not knob:
         raise UserError(
@@ -97,6 +106,22 @@ def _number(name: str, text: str, most: float) -> float:
         number = math.nan
     if not 0 <= number <= most:
         raise UserError(_("--{name} is '{text}'").format(name=name, text=text), _("it is a number from 0 on"))
+    return number
+
+
+def _figure(name: str, text: str, most: float) -> float:
+    """Of a card: none is 0."""
+    units = {"tflops": "TFLOPS (bf16, dense)", "bandwidth": "GB/s", "watts": "W"}
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= most:
+        raise UserError(
+            _("--{name} is '{text}'").format(name=name, text=text),
+            _("it is a number above 0, in {unit}").format(unit=units[name]),
+            f"--{name} 200",
+        )
     return number
 
 

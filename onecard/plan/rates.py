@@ -16,6 +16,7 @@ from onecard.hardware.measured import Measured
 # training is held back by its power; GeForce figures are computed from a boost clock that real cards exceed.
 _SUSTAINED = {(8, 0): 0.73, (8, 6): 0.95, (8, 9): 1.0, (9, 0): 0.655, (10, 0): 0.62, (12, 0): 0.95}
 _CALIBRATED = {"H200 SXM", "RTX 4070"}
+GIVEN = "given"  # the note of a card whose figures are the user's
 _PROFESSIONAL = 0.62  # L40S, RTX 6000 Ada, A6000, L4: datasheet rates their power does not carry
 _COPY = 0.90  # of nominal bandwidth (H200: 4.3 of 4.8 TB/s)
 _ATTENTION = 0.75 / 0.8415  # of the matmul rate
@@ -66,7 +67,7 @@ def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates 
     bandwidth = _COPY * (card.bandwidth_gbps or 400.0) * 1e9
     bus = _BUS.get(capability[0], _USUAL_BUS)
     launch, to_card, to_host = _USUAL_LAUNCH, bus, bus
-    source, calibrated = "the card's figures", card.name in _CALIBRATED
+    source, calibrated = "the card's figures", card.name in _CALIBRATED and card.note != GIVEN
     if measured is not None:
         # A record is of one dtype; another is as much faster or slower as the card's figures say.
         of_record = card.peak_tflops(measured.dtype) or nominal

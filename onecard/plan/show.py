@@ -242,18 +242,21 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     if loss is not None:
         told = _("{low:.2f} to {high:.2f} nats a token expected on web text, at the end of the run")
         table.add_row(_("loss"), told.format(low=loss.low, high=loss.high))
-    table.add_row(
-        _("energy"),
-        _("{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC").format(
-            card=cost.card_kwh, pc=cost.pc_kwh
-        ),
-    )
-    table.add_row(
-        _("cost"),
-        _("{amount:,.2f} {currency} at {price:.2f} {currency} a kWh").format(
-            amount=cost.amount, currency=_plain(cost.currency), price=answer.options.price
-        ),
-    )
+    if cost.amount is None:
+        table.add_row(_("energy"), _("not known without the card's power: --watts W"))
+    else:
+        table.add_row(
+            _("energy"),
+            _("{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC").format(
+                card=cost.card_kwh, pc=cost.pc_kwh
+            ),
+        )
+        table.add_row(
+            _("cost"),
+            _("{amount:,.2f} {currency} at {price:.2f} {currency} a kWh").format(
+                amount=cost.amount, currency=_plain(cost.currency), price=answer.options.price
+            ),
+        )
     table.add_row(
         _("disk"),
         _("{each:.1f} GB a checkpoint, three are kept; {data:.1f} GB of tokens for one pass").format(
@@ -296,7 +299,8 @@ def comparison(answer: Answer) -> Table:
             number(choice.tokens_per_s, ",.0f") if cost else "-",
             duration(cost.seconds) if cost else "-", number(choice.bill.process / GIB, ".2f"),
             number(choice.host_bytes / GIB, ".1f") if choice.bill.host else "",
-            number(cost.pc_kwh, ",.1f") if cost else "-", number(cost.amount, ",.2f") if cost else "-", note,
+            number(cost.pc_kwh, ",.1f") if cost and cost.pc_kwh is not None else "-",
+            number(cost.amount, ",.2f") if cost and cost.amount is not None else "-", note,
             style="" if choice.fits else "dim",
         )  # fmt: skip
     return table

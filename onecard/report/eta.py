@@ -16,8 +16,9 @@ from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.language import _
 from onecard.report.known import Known, flops_per_token_of, peak_of, setting_of, tokens_per_step_of
-from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, Step
+from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log
 from onecard.report.mfu import disagreement, explain, flops_by_log
+from onecard.report.steps import Steps
 
 # nanoGPT waits as long before it believes its own MFU.
 WARM_UP_STEPS = 5
@@ -70,7 +71,7 @@ class Eta:
 
     @property
     def loss(self) -> float | None:
-        loss = next((step.loss for step in reversed(self.log.steps) if step.loss is not None), None)
+        loss = next((loss for loss in reversed(self.log.steps.losses) if loss is not None), None)
         return loss if loss is not None and math.isfinite(loss) else None
 
 
@@ -78,10 +79,9 @@ def estimate(log: Log, known: Known) -> Eta:
     """The run's speed, true MFU and remaining time; UserError where something needed is missing."""
     notes: list[str] = []
     steady = steady_steps(log, known)
-    step_ms = step_range([step.ms for step in steady])
+    step_ms = step_range(steady.ms)
     tokens_per_step = tokens_per_step_of(log, known, steady, notes)
     flops_per_token = flops_per_token_of(log, known, notes)
-    shown = [step.mfu for step in steady if step.mfu is not None and step.mfu > 0]
     by_log = flops_by_log(log, known.card, step_ms.mid)
     tokens_per_s = tokens_per_step / step_ms.mid * 1000 if tokens_per_step else None
     if tokens_per_s is None and flops_per_token and by_log:
@@ -104,11 +104,12 @@ def estimate(log: Log, known: Known) -> Eta:
     if last_step is not None:
         count, evaluation = _evaluations(log, known, step_ms, tokens_per_s, last_step, notes)
         remaining = step_ms.times(steps_left / 1000) + evaluation.times(count)
-    log_mfu = next((step.mfu for step in reversed(log.steps) if step.mfu is not None), None)
+    log_mfu = next((mfu for mfu in reversed(log.steps.mfus) if mfu is not None), None)
     peak = peak_of(log, known)
     mfu = flops_per_s / (peak * log.cards) if flops_per_s and peak else None
-    if mfu is None and log.format == ONECARD and shown:
-        mfu = statistics.median(shown)
+    if mfu is None and log.format == ONECARD:
+        shown = [mfu for mfu in steady.mfus if mfu is not None and mfu > 0]
+        mfu = statistics.median(shown) if shown else None
     if mfu is None:
         notes.append(_how_to_get_mfu(known, flops_per_s))
     if (loss := log.steps[-1].loss) is not None and not math.isfinite(loss):
@@ -137,16 +138,20 @@ def estimate(log: Log, known: Known) -> Eta:
 # --- the time of a step -------------------------------------------------------------------------
 
 
-def steady_steps(log: Log, known: Known) -> list[Step]:
+def steady_steps(log: Log, known: Known) -> Steps:
     """The steps that show the pace: neither of the warm-up nor with an evaluation in them."""
     first = log.steps[0].number
     # A log whose first lines are missing (a paste, a tail) has no warm-up in it, or only an outlier more.
-    begins = first == 0 or log.starts > 1 or any((step.mfu or 0) < 0 for step in log.steps)
+    begins = first == 0 or log.starts > 1 or any((mfu or 0) < 0 for mfu in log.steps.mfus)
     warm = first + WARM_UP_STEPS if begins else first
-    plain = [step for step in log.steps if not _inflated(step, log, known)]
-    settled = [step for step in plain if step.number >= warm]
+    inflated = _inflated(log, known)
+    settled = log.steps.where(
+        [number >= warm and not more for number, more in zip(log.steps.numbers, inflated, strict=True)]
+    )
     if not settled:  # few lines so far: any but the very first is better than none
-        settled = [step for step in plain if step.number > first]
+        settled = log.steps.where(
+            [number > first and not more for number, more in zip(log.steps.numbers, inflated, strict=True)]
+        )
     if settled:
         return settled
     if len(log.steps) > 1:
@@ -168,11 +173,18 @@ def steady_steps(log: Log, known: Known) -> list[Step]:
     )
 
 
-def _inflated(step: Step, log: Log, known: Known) -> bool:
+def _inflated(log: Log, known: Known) -> list[bool]:
+    """Of each step: is an evaluation in its time?"""
+    steps = log.steps
     if log.format != NANOGPT:
-        return False  # the others keep evaluations out of their times
+        return [False] * len(steps)  # the others keep evaluations out of their times
     interval = setting_of(log, known, "eval_interval")
-    return step.after_evaluation or bool(interval and step.number % interval == 0)
+    if not interval:
+        return steps.after_evaluation
+    return [
+        after or number % interval == 0
+        for number, after in zip(steps.numbers, steps.after_evaluation, strict=True)
+    ]
 
 
 def step_range(ms: list[float]) -> Range:
@@ -182,15 +194,16 @@ def step_range(ms: list[float]) -> Range:
     last third's median and the mean lie inside as well: the mean has the hiccups that the median leaves
     out, each as three steps at most, for a machine that slept will not sleep at every thirtieth step.
     """
-    median = statistics.median(ms)
-    deviation = statistics.median(abs(value - median) for value in ms)
+    in_order = sorted(ms)  # and so nearly are the deviations, which makes a large log's median cheap
+    median = statistics.median(in_order)
+    deviation = statistics.median([abs(value - median) for value in in_order])
     error = 2 * MEDIAN_TO_MEAN * SIGMA_PER_MAD * deviation / math.sqrt(len(ms))
     floor = next(share for lines, share in FLOORS if len(ms) < lines)
-    half = max(error, floor * median)
+    half, most = max(error, floor * median), 3 * median
     bounds = [
         max(median - half, 0.0),
         median + half,
-        statistics.fmean(min(value, 3 * median) for value in ms),
+        statistics.fmean([min(value, most) for value in ms] if in_order[-1] > most else ms),
     ]
     if len(ms) >= 9:
         bounds.append(statistics.median(ms[-(len(ms) // 3) :]))
@@ -282,7 +295,8 @@ def _shortest_interval(log: Log) -> int:
 
 def _evaluation_seconds(log: Log, known: Known, step_ms: Range, tokens_per_s: float | None) -> Range:
     """Seen in the log where it shows; else computed: a forward pass is a third of a step's work."""
-    extra = [(s.number, (s.ms - step_ms.mid) / 1000) for s in log.steps if _inflated(s, log, known)]
+    inflated = log.steps.where(_inflated(log, known))
+    extra = [(s.number, (s.ms - step_ms.mid) / 1000) for s in inflated]
     first = log.steps[0].number
     seen = [max(0.0, seconds) for number, seconds in extra if number != first]
     if len(seen) == 1:

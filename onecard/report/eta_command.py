@@ -18,7 +18,8 @@ from onecard.knobs import knobs, load_config
 from onecard.language import _, english, ngettext
 from onecard.report.eta import Eta, Range, estimate
 from onecard.report.known import Known
-from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, decode, read_log
+from onecard.report.log_text import MAX_BYTES, decode
+from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, read_log
 from onecard.report.mfu import percent
 from onecard.run.directory import RunDirectory
 from onecard.sample_config import SampleConfig
@@ -61,15 +62,17 @@ def _eta(
 
 
 def _content(source: str) -> bytes:
+    """One byte more than a log may have is enough to refuse it."""
     if source == "-":
         if sys.stdin.isatty():
             print(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"), file=sys.stderr)
-        return sys.stdin.buffer.read()
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = Path(source)
     if path.is_dir() and (path / "log.txt").is_file():
         path = path / "log.txt"
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(
             _("there is no log {path}").format(path=source), hint=_("`onecard eta -` reads what you paste")
@@ -113,7 +116,7 @@ def _card_of(log: Log) -> Card | None:
     """The card the log names, else this machine's."""
     if "gpu" in log.facts:
         return match_card(str(log.facts["gpu"]))
-    if log.format == ONECARD and all(step.mfu is None for step in log.steps):
+    if log.format == ONECARD and all(mfu is None for mfu in log.steps.mfus):
         return None  # it ran on a CPU, or on a card nobody knows
     return next((gpu.card for gpu in local_gpus()), None)
 

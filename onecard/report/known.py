@@ -13,7 +13,8 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.language import _
-from onecard.report.logs import NANOCHAT, NANOCHAT_2025, NANOGPT, Log, Step
+from onecard.report.logs import NANOCHAT, NANOCHAT_2025, NANOGPT, Log
+from onecard.report.steps import Steps
 from onecard.shapes import GPT2Shape
 
 
@@ -38,7 +39,7 @@ def setting_of(log: Log, known: Known, name: str) -> int | None:
     return getattr(known.config, name) if known.config is not None else None
 
 
-def tokens_per_step_of(log: Log, known: Known, steady: list[Step], notes: list[str]) -> int | None:
+def tokens_per_step_of(log: Log, known: Known, steady: Steps, notes: list[str]) -> int | None:
     names = ("batch_size", "block_size", "gradient_accumulation_steps")
     given = [getattr(known, name) for name in names]
     if any(value is not None for value in given):
@@ -56,7 +57,7 @@ def tokens_per_step_of(log: Log, known: Known, steady: list[Step], notes: list[s
                 _("add {options}").format(options=", ".join(missing)),
             )
         return math.prod(value for value in filled if value)
-    speeds = [step.tokens_per_s * step.ms / 1000 for step in steady if step.tokens_per_s]
+    speeds = [speed * ms / 1000 for speed, ms in zip(steady.speeds, steady.ms, strict=True) if speed]
     # onecard's figure is a moving one beside a step's own time: near, not exact.
     by_speed = statistics.median(speeds) if speeds and log.format in (NANOCHAT, NANOCHAT_2025) else None
     printed = log.tokens_per_step

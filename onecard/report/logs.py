@@ -3,39 +3,50 @@
 A log may carry colours, timestamps, progress bars, tracebacks, cut and wrapped lines: what is not
 understood is passed over. One file may hold several starts of a run; the last that trained counts, for
 the steps after a new start belong to another process with a warm-up of its own.
+
+Lines just as their program wrote them are read many at a time (log_patterns.PLAIN_ITER, PLAIN_STEP); all
+others one by one, and only by the patterns whose words are in them. Both ways give the same.
 """
 
 from __future__ import annotations
 
-import ast
 import math
+import operator
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onecard.errors import UserError
-from onecard.language import _
+from onecard.report.log_patterns import (
+    BAR,
+    BITS_PER_BYTE,
+    EVALUATED,
+    FACTS,
+    HEAD_WORDS,
+    ITER,
+    ITER_BEGINS,
+    PLAIN_ITER,
+    PLAIN_STEP,
+    SETTING,
+    START,
+    STEP,
+    STEP_BEGINS,
+    TRAINER,
+    WANTED,
+    number,
+    setting,
+)  # fmt: skip
+from onecard.report.log_text import BLOCK, blocks
+from onecard.report.steps import Step, Steps
 
 NANOGPT, NANOCHAT, NANOCHAT_2025 = "nanogpt", "nanochat", "nanochat-2025"
 ONECARD, HUGGINGFACE = "onecard", "huggingface"
 
-MAX_BYTES = 200_000_000  # months of lines; more is a data file given by mistake
 _WRAPS = 3  # a line of nanochat's has 160 characters: two breaks in a narrow window, three in a tiny one
-
-
-@dataclass(frozen=True)
-class Step:
-    """One line about a training step."""
-
-    number: int
-    ms: float
-    loss: float | None = None
-    mfu: float | None = None  # as the log says it, 1.0 for 100%
-    tokens_per_s: float | None = None
-    # nanoGPT's time of such a step includes the evaluation and the checkpoint.
-    after_evaluation: bool = False
+_LEAST_MS, _MOST_MS = 1e-3, 1e12
+# What the groups of PLAIN_ITER and PLAIN_STEP are, by the names they have in ITER and STEP.
+_OF_ITER = ("line", "step", "loss", "ms", "mfu", "speed")
+_OF_STEP = ("line", "step", "last", "loss", "ms", "speed", "field", "mfu", "rest")
 
 
 @dataclass(frozen=True)
@@ -43,10 +54,10 @@ class Log:
     """The last start that trained, and what its head told."""
 
     format: str
-    steps: tuple[Step, ...]
+    steps: Steps
     evaluations: tuple[int, ...]
     settings: Mapping[str, int | float | str]  # nanoGPT's and nanochat's knobs, as far as printed
-    facts: Mapping[str, Any]  # see _FACTS
+    facts: Mapping[str, Any]  # see FACTS
     starts: int = 1  # how often training began in this log
 
     @property
@@ -60,268 +71,234 @@ class Log:
         return max(1, round(all_of_them / mine)) if mine and all_of_them else 1
 
 
-# --- bytes and lines ----------------------------------------------------------------------------
-
-
-def decode(content: bytes) -> str:
-    """Text of a file whatever wrote it: PowerShell's `>` writes UTF-16, others anything."""
-    if len(content) > MAX_BYTES:
-        raise UserError(
-            _("this is too large for a log"),
-            _("it has more than {n:,} bytes").format(n=MAX_BYTES),
-            "tail -n 2000 LOG | onecard eta -",
-        )
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return content.decode("utf-16", errors="replace")
-    start = content[:4000]
-    # Without the mark in front: Latin text in UTF-16 has a zero in every other byte.
-    for offset, name in ((1, "utf-16-le"), (0, "utf-16-be")):
-        if len(start) >= 8 and start[offset::2].count(0) > 0.4 * len(start):
-            return content.decode(name, errors="replace")
-    return content.decode("utf-8-sig", errors="replace")
-
-
-# Colours and cursor movements, titles of windows, and characters a bar erased.
-_TERMINAL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-Z\\-_]|.?\x08|\x00"
-)
-
-
-def _lines(text: str) -> list[str]:
-    # \r too: a progress bar's states are lines that overwrite each other.
-    return re.split(r"\r\n|\n|\r", _TERMINAL.sub("", text))
-
-
-# --- lines about steps --------------------------------------------------------------------------
-
-_NUMBER = r"[-+]?(?:nan|inf|\d[\d,_]{0,30}(?:\.\d{0,20})?(?:e[-+]?\d{1,3})?)"
-# \s* everywhere: a wrapped line is joined without knowing whether a space stood at the break.
-_ITER_BEGINS = re.compile(r"\biter\s*\d{1,12}\s*:\s*loss", re.IGNORECASE)
-_ITER = re.compile(
-    rf"\biter\s*(?P<step>\d{{1,12}})\s*:\s*loss\s*(?P<loss>{_NUMBER})\s*,\s*time\s*(?P<ms>{_NUMBER})\s*ms"
-    rf"(?:\s*,\s*mfu\s*(?P<mfu>{_NUMBER})\s*%)?(?:\s*,\s*(?P<speed>{_NUMBER})\s*tok/s)?",
-    re.IGNORECASE,
-)
-_STEP_BEGINS = re.compile(r"\bstep\s*\d{1,12}(?:/\d{1,12})?\s*\([\d.]{1,12}%\)\s*\|")
-_STEP = re.compile(
-    rf"\bstep\s*(?P<step>\d{{1,12}})(?:/(?P<last>\d{{1,12}}))?\s*\([\d.]{{1,12}}%\)\s*\|"
-    rf"\s*loss:\s*(?P<loss>{_NUMBER})\s*\|.{{0,40}}?\bdt:\s*(?P<ms>{_NUMBER})\s*ms"
-    rf"(?:\s*\|\s*tok/sec:\s*(?P<speed>\d[\d,]{{0,20}})\s*\|"
-    rf"(?:\s*(?P<field>bf16_mfu|mfu):\s*(?P<mfu>-?\d{{1,9}}\.\d\d)(?P<rest>.{{0,120}}))?)?",
-    re.IGNORECASE,
-)
-_EVALUATED = re.compile(
-    r"\bstep\s+(\d{1,12}):\s*train loss|\bStep\s+(\d{1,12})\s*\|\s*Validation bpb", re.IGNORECASE
-)
-_BITS_PER_BYTE = re.compile(r"\bStep\s+\d{1,12}\s*\|\s*Validation bpb")
-# A bar of tqdm's: `10%|█ | 500/5000 [12:34<1:53:06,  1.51s/it]`.
-_BAR = re.compile(
-    r"\|\s*(\d{1,12})/(\d{1,12})\s*\[[^\]<]{1,20}<[^\],]{1,20},\s*(\d{1,9}\.\d{1,4})\s*(s/it|it/s)"
-)
-_TRAINER = re.compile(rf"\{{['\"]loss['\"]:\s*['\"]?({_NUMBER})", re.IGNORECASE)
-
-
-# Groups are of three digits, and none of these programs prints three decimals.
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,(?:\d{1,2}|\d{4,})")
-
-
-def _number(text: str | None) -> float | None:
-    """None where there is none, or none that means anything."""
-    if text is None:
-        return None
-    if _DECIMAL_COMMA.fullmatch(text):
-        text = text.replace(",", ".")
-    try:
-        return float(text.replace(",", "").replace("_", ""))
-    except ValueError:
-        return None
-
-
-def _whole(text: str) -> int | None:
-    number = _number(text)
-    return round(number) if number is not None and math.isfinite(number) else None
-
-
-# --- what the head of a log tells ---------------------------------------------------------------
-
-# nanoGPT's count of parameters leaves position embeddings out.
-_FACTS: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = tuple(
-    (name, re.compile(pattern), reader)
-    for name, pattern, reader in (
-        ("tokens_per_step", r"tokens per iteration will be: (\d[\d,]{0,20})", _whole),
-        ("tokens_per_step", r"Total batch size (\d[\d,]{0,20}) =>", _whole),
-        ("parameters", r"number of parameters: (\d[\d.]{0,12})M", lambda t: _whole(t + "e6")),
-        ("parameters_in_all", r"Number of parameters: (\d[\d,]{0,20})", _whole),
-        ("flops_per_token", r"Estimated FLOPs per token: (\d(?:\.\d{1,12})?e\+?\d{1,2})\b", float),
-        ("last_step", r"number of iterations[\w :]{0,40}: (\d[\d,]{0,20})", _whole),
-        ("tokens_of_one_card", r"Tokens / micro-batch / rank: \d+ x \d+ = (\d[\d,]{0,20})", _whole),
-        ("tokens_of_all_cards", r"Tokens / micro-batch: (\d[\d,]{0,20})", _whole),
-        ("gpu", r"\bGPU: (.{2,80}?) \| Peak FLOPS", str.strip),
-        ("peak_flops", r"Peak FLOPS \(BF16\): (\d\.\d{1,12}e\+\d{1,2}|inf)\b", float),
-        ("dtype", r"COMPUTE_DTYPE: (?:torch\.)?(bfloat16|float16|float32)", str),
-        ("dtype", r"training tokens in .{1,200}; \w+(?::\d+)?, (bfloat16|float16|float32)", str),
-        ("vocab_size", r"found vocab_size = (\d{1,9})", int),
-        ("vocab_size", r"Vocab size: (\d[\d,]{0,12})", _whole),
-    )
-)
-# A process that starts says one of these.
-_BEGINS = re.compile(
-    r"Overriding config with |^\s*Overriding: \w+ = |tokens per iteration will be: |Vocab size: \d"
-    r"|Initializing a new model from scratch|Resuming training from |Autodetected device type"
-)
-_SETTING = re.compile(r"^\s*(?:Overriding:\s*)?([a-z_]{3,40})\s*=\s*([^#=\n]{1,200}?)\s*(?:#.*)?$")
-_WANTED = frozenset(
-    ("batch_size", "block_size", "gradient_accumulation_steps", "max_iters", "n_layer", "n_head", "n_embd",
-     "vocab_size", "bias", "dtype", "eval_interval", "eval_iters", "log_interval")
-)  # fmt: skip
-
-
-def _setting(text: str, known: Mapping[str, int | float | str]) -> int | float | str | None:
-    """A literal, or a product such as `5 * 8` or `batch_size * 2`; None for anything else."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            node = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return text if re.fullmatch(r"[\w.]{1,40}", text) else None
-
-    def value(node: ast.expr, depth: int = 0) -> int | float | str | None:
-        match node:
-            case ast.Constant(value=bool() | int() | float() | str() as literal):
-                return literal
-            case ast.Name(id=name):
-                return known.get(name, name if name in ("bfloat16", "float16", "float32") else None)
-            case ast.BinOp(left=left, op=ast.Mult(), right=right) if depth < 8:
-                a, b = value(left, depth + 1), value(right, depth + 1)
-                return a * b if isinstance(a, int | float) and isinstance(b, int | float) else None
-        return None
-
-    return value(node)
-
-
-# --- the reader ---------------------------------------------------------------------------------
+def read_log(text: str, block: int = BLOCK) -> Log | None:
+    """What there is to know from these lines; None where no training line is among them."""
+    reader = _Reader()
+    for piece in blocks(text, block):
+        reader.read(piece)
+    reader.finish()
+    return reader.log()
 
 
 @dataclass
 class _Start:
     """One process's part of the log."""
 
-    steps: dict[str, list[Step]] = field(default_factory=dict)  # by kind of line
+    steps: dict[str, Steps] = field(default_factory=dict)  # by kind of line
     evaluations: list[int] = field(default_factory=list)
     settings: dict[str, int | float | str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     of_onecard: bool = False
 
 
-def read_log(text: str) -> Log | None:
-    """What there is to know from these lines; None where no training line is among them."""
-    starts = [_Start()]
-    bars: dict[int, list[Step]] = {}
-    trainer_loss: float | None = None
-    for line in _joined(_lines(text)):
-        here = starts[-1]
-        if found := _ITER.search(line):
-            starts = _add(starts, "iter", _step_of(found), found)
-        elif found := _STEP.search(line):
-            starts = _add(starts, "step", _step_of(found), found)
-        elif found := _EVALUATED.search(line):
+class _Reader:
+    """Takes a log block by block."""
+
+    def __init__(self) -> None:
+        self._starts = [_Start()]
+        self._bars: dict[int, dict[int, float]] = {}  # by their number of steps: a step's time
+        self._trainer_loss: float | None = None
+        self._waiting: list[str] = []  # the last lines, which may go on in the next block
+
+    def read(self, block: str) -> None:
+        if self._waiting:
+            block = "\n".join([*self._waiting, block])
+            self._waiting = []
+        plain = PLAIN_STEP if "| dt: " in block else PLAIN_ITER
+        width = plain.groups + 1
+        # What stands between two plain lines, then the first one's groups, and so on.
+        parts = plain.split(block)
+        between = parts[::width]
+        others = "".join(between)
+        heads = any(word in others for word in HEAD_WORDS)
+        begin = 0
+        for index, text in enumerate(between[:-1]):
+            if text == "\n" or (index and not heads and not self._may_tell(text)):
+                continue
+            self._many(plain, parts[begin * width + 1 : index * width])
+            begin = index
+            lines = (text[1:] if index else text).split("\n")
+            if _may_tell_loss(lines[-1].lower()):
+                # Another line about a step may stand before this one: it is not plain after all.
+                self._lines([*lines[:-1], lines[-1] + parts[index * width + 1]], heads)
+                begin += 1
+            elif len(lines) > 1:
+                self._lines(lines[:-1], heads)
+        self._many(plain, parts[begin * width + 1 : -1])
+        if len(between) == 1 or between[-1]:
+            lines = (between[-1][1:] if len(between) > 1 else block).split("\n")
+            self._waiting = lines[self._lines(lines, heads, ends=False) :]
+
+    def finish(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._lines(waiting, heads=True)
+
+    # --- many lines at once -----------------------------------------------------------------------
+
+    def _many(self, plain: re.Pattern[str], parts: list[str]) -> None:
+        """Plain lines that follow each other, by what PLAIN_ITER and PLAIN_STEP capture."""
+        kind, names = ("iter", _OF_ITER) if plain is PLAIN_ITER else ("step", _OF_STEP)
+        column = {name: parts[place :: plain.groups + 1] for place, name in enumerate(names)}
+        steps = Steps()
+        steps.numbers = list(map(int, column["step"]))
+        steps.ms = list(map(float, column["ms"]))
+        steps.losses = list(map(float, column["loss"]))
+        steps.mfus = [percent / 100 for percent in map(float, column["mfu"])]
+        if any(column["speed"]):
+            steps.speeds = [float(n.replace(",", "")) or None if n else None for n in column["speed"]]
+        else:
+            steps.speeds = [None] * len(steps)
+        steps.after_evaluation = [False] * len(steps)
+        at_once = len(steps) > 2 and self._only_go_on(steps)
+        # The first one may be of another start, and what the last one says besides is what counts.
+        for place in (0, len(steps) - 1) if at_once else range(len(steps)):
+            if at_once and place:
+                here = self._starts[-1]
+                here.steps[kind].extend(steps[1:-1])
+                here.of_onecard |= kind == "iter" and any(steps.speeds)
+            self._add(kind, steps[place], {name: column[name][place] for name in names})
+
+    def _only_go_on(self, steps: Steps) -> bool:
+        """Are they steps of one start, with times that mean something and no evaluation before any?"""
+        evaluations = self._starts[-1].evaluations
+        return (
+            all(map(operator.lt, steps.numbers, steps.numbers[1:]))
+            and min(steps.ms) >= _LEAST_MS
+            and max(steps.ms) < _MOST_MS
+            and not (evaluations and evaluations[-1] in steps.numbers[1:])
+        )
+
+    def _may_tell(self, text: str) -> bool:
+        """Is there anything in these lines, none of a head? Of bars, not once there are steps."""
+        small = text.lower()
+        return (
+            _may_tell_loss(small) or "step" in small or "bpb" in small or "=" in text
+            or ("<" in text and not any(start.steps for start in self._starts[-2:]))
+        )  # fmt: skip
+
+    # --- one by one -------------------------------------------------------------------------------
+
+    def _lines(self, lines: list[str], heads: bool, *, ends: bool = True) -> int:
+        """How many were read: all, or while it does not end here, those that cannot go on behind the last.
+
+        A line about a step that a narrow window wrapped or a copy cut is put together again.
+        """
+        index, last = 0, len(lines) if ends else len(lines) - _WRAPS
+        while index < last:
+            line = lines[index]
+            index += 1
+            small = line.lower()
+            if not _may_tell_loss(small) and "step" not in line:
+                if heads or "=" in line or "<" in line or "bpb" in small:
+                    self._line(line, small, heads)
+                continue
+            for begins, whole in ((ITER_BEGINS, ITER), (STEP_BEGINS, STEP)):
+                if not begins.search(line):
+                    continue
+                for more in range(_WRAPS + 1):
+                    piece = "".join(lines[index - 1 : index + more])
+                    if more and (_begins(lines, index + more - 1) or len(piece) > 1000):
+                        break
+                    found = whole.search(piece)
+                    if found and found["mfu"] is not None:
+                        line, index = piece, index + more
+                        break
+                    if found and not whole.search(line):
+                        line = piece  # what is there without its MFU is better than nothing
+                break
+            self._line(line, line.lower(), heads)
+        return index
+
+    def _line(self, line: str, small: str, heads: bool) -> None:
+        """`heads`: may it be one of a log's head?"""
+        here = self._starts[-1]
+        tells_loss = _may_tell_loss(small)
+        if tells_loss and (found := ITER.search(line)):
+            self._add("iter", _step_of(found), found)
+        elif tells_loss and (found := STEP.search(line)):
+            self._add("step", _step_of(found), found)
+        elif (tells_loss or "bpb" in small) and (found := EVALUATED.search(line)):
             here.evaluations.append(int(found[1] or found[2]))
-            here.of_onecard |= bool(here.steps.get("iter")) and bool(_BITS_PER_BYTE.search(line))
-        elif found := _TRAINER.search(line):
-            trainer_loss = _number(found[1])
-        elif found := _BAR.search(line):
+            here.of_onecard |= bool(here.steps.get("iter")) and bool(BITS_PER_BYTE.search(line))
+        elif tells_loss and (found := TRAINER.search(line)):
+            self._trainer_loss = number(found[1])
+        elif "<" in line and (found := BAR.search(line)):
             rate = float(found[3])
             if rate > 0:
                 ms = 1000 * rate if found[4] == "s/it" else 1000 / rate
-                bars.setdefault(int(found[2]), []).append(Step(int(found[1]), ms))
+                self._bars.setdefault(int(found[2]), {})[int(found[1])] = ms
         else:
-            if _BEGINS.search(line):
+            if heads and START.search(line):
                 if here.steps:
                     here = _Start()
-                    starts.append(here)
+                    self._starts.append(here)
                 here.of_onecard |= "training tokens in " in line
-            _read_head(line, here)
-    trained = [start for start in starts if start.steps]
-    if trained:
-        return _log_of(trained[-1], len(trained))
-    if trainer_loss is not None and bars:
-        return _trainer_log(bars, trainer_loss)
-    return None
+            _read_head(line, here, heads)
+
+    def _add(self, kind: str, step: Step | None, said: re.Match[str] | Mapping[str, str | None]) -> None:
+        here = self._starts[-1]
+        if step is None or not _LEAST_MS <= step.ms < _MOST_MS:
+            return
+        earlier = here.steps.get(kind)
+        if earlier and step.number == earlier.numbers[-1]:
+            return  # the same line twice: two ranks, or a screen and a file in one
+        if earlier and step.number < earlier.numbers[-1]:
+            # Continued from a checkpoint, or begun anew: the head may be missing, what it said still holds.
+            evaluations = [n for n in here.evaluations[-1:] if n == step.number]
+            here = _Start({}, evaluations, dict(here.settings), dict(here.facts), here.of_onecard)
+            self._starts.append(here)
+        if kind == "step":
+            if last := said["last"]:
+                here.facts["last_step"] = int(last)
+            if name := said["field"]:
+                here.facts["mfu_field"] = name.lower()
+                here.facts["tells_epoch"] = "epoch:" in (said["rest"] or "")
+        elif step.tokens_per_s is not None:
+            here.of_onecard = True
+        if here.evaluations and here.evaluations[-1] == step.number:
+            step = replace(step, after_evaluation=True)
+        here.steps.setdefault(kind, Steps()).append(step)
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    def log(self) -> Log | None:
+        trained = [start for start in self._starts if start.steps]
+        if trained:
+            return _log_of(trained[-1], len(trained))
+        if self._trainer_loss is not None and self._bars:
+            return _trainer_log(self._bars, self._trainer_loss)
+        return None
 
 
-def _joined(lines: list[str]) -> Iterator[str]:
-    """The lines; one about a step that a narrow window wrapped or a copy cut is put together again."""
-    index = 0
-    while index < len(lines):
-        line = lines[index]
-        index += 1
-        for begins, whole in ((_ITER_BEGINS, _ITER), (_STEP_BEGINS, _STEP)):
-            if not begins.search(line):
-                continue
-            for more in range(_WRAPS + 1):
-                piece = "".join(lines[index - 1 : index + more])
-                if more and (_begins(lines, index + more - 1) or len(piece) > 1000):
-                    break
-                found = whole.search(piece)
-                if found and found["mfu"] is not None:
-                    line, index = piece, index + more
-                    break
-                if found and not whole.search(line):
-                    line = piece  # what is there without its MFU is better than nothing
-            break
-        yield line
+def _may_tell_loss(small: str) -> bool:
+    """Is a loss in this text in small letters? Beyond ASCII another letter counts as an s too."""
+    return "loss" in small or ("lo" in small and not small.isascii())
 
 
 def _begins(lines: list[str], index: int) -> bool:
     """Is this no continuation, but a line of its own (or the end)?"""
     if index >= len(lines) or not lines[index].strip():
         return True
-    return any(p.search(lines[index]) for p in (_ITER_BEGINS, _STEP_BEGINS, _EVALUATED, _BEGINS))
+    return any(p.search(lines[index]) for p in (ITER_BEGINS, STEP_BEGINS, EVALUATED, START))
 
 
 def _step_of(found: re.Match[str]) -> Step | None:
-    ms, percent, loss = _number(found["ms"]), _number(found["mfu"]), _number(found["loss"])
-    if ms is None or not 1e-3 <= ms < 1e12:
+    ms, percent, loss = number(found["ms"]), number(found["mfu"]), number(found["loss"])
+    if ms is None:
         return None
     mfu = percent / 100 if percent is not None and math.isfinite(percent) else None
-    speed = _number(found["speed"])
+    speed = number(found["speed"])
     return Step(int(found["step"]), ms, loss, mfu, speed if speed and math.isfinite(speed) else None)
 
 
-def _add(starts: list[_Start], kind: str, step: Step | None, found: re.Match[str]) -> list[_Start]:
-    here = starts[-1]
-    if step is None:
-        return starts
-    earlier = here.steps.get(kind)
-    if earlier and step.number == earlier[-1].number:
-        return starts  # the same line twice: two ranks, or a screen and a file in one
-    if earlier and step.number < earlier[-1].number:
-        # Continued from a checkpoint, or begun anew: the head may be missing, what it said still holds.
-        evaluations = [n for n in here.evaluations[-1:] if n == step.number]
-        here = _Start({}, evaluations, dict(here.settings), dict(here.facts), here.of_onecard)
-        starts.append(here)
-    if kind == "step":
-        if found["last"]:
-            here.facts["last_step"] = int(found["last"])
-        if found["field"]:
-            here.facts["mfu_field"] = found["field"].lower()
-            here.facts["tells_epoch"] = "epoch:" in (found["rest"] or "")
-    elif step.tokens_per_s is not None:
-        here.of_onecard = True
-    if here.evaluations and here.evaluations[-1] == step.number:
-        step = Step(step.number, step.ms, step.loss, step.mfu, step.tokens_per_s, after_evaluation=True)
-    here.steps.setdefault(kind, []).append(step)
-    return starts
-
-
-def _read_head(line: str, here: _Start) -> None:
-    if found := _SETTING.match(line):
-        if found[1] in _WANTED:
-            value = _setting(found[2], here.settings)
+def _read_head(line: str, here: _Start, heads: bool) -> None:
+    if "=" in line and (found := SETTING.match(line)):
+        if found[1] in WANTED:
+            value = setting(found[2], here.settings)
             if value is not None:
                 here.settings[found[1]] = value
         return
-    for name, pattern, reader in _FACTS:
+    for name, pattern, reader in FACTS if heads else ():
         if (match := pattern.search(line)) and (value := reader(match[1])) is not None:
             here.facts[name] = value
 
@@ -334,18 +311,21 @@ def _log_of(start: _Start, count: int) -> Log:
         name = NANOCHAT_2025 if old else NANOCHAT
     else:
         # nanoGPT shows -100% at first and an MFU always; onecard never the one and not always the other.
-        waited = any(step.mfu is not None and step.mfu < 0 for step in steps)
-        without = all(step.mfu is None for step in steps) or (
-            steps[0].number == 0 and steps[0].mfu is not None
+        waited = any(mfu is not None and mfu < 0 for mfu in steps.mfus)
+        without = all(mfu is None for mfu in steps.mfus) or (
+            steps.numbers[0] == 0 and steps.mfus[0] is not None
         )
         name = ONECARD if not waited and (start.of_onecard or without) else NANOGPT
-    return Log(name, tuple(steps), tuple(start.evaluations), start.settings, start.facts, count)
+    return Log(name, steps, tuple(start.evaluations), start.settings, start.facts, count)
 
 
-def _trainer_log(bars: dict[int, list[Step]], loss: float) -> Log:
+def _trainer_log(bars: Mapping[int, Mapping[int, float]], loss: float) -> Log:
     """The bar with the most steps is the training's; others are evaluations and downloads."""
     total = max(bars)
-    states = {step.number: step for step in bars[total]}
-    steps = [states[number] for number in sorted(states)]
-    steps[-1] = Step(steps[-1].number, steps[-1].ms, loss)
-    return Log(HUGGINGFACE, tuple(steps), (), {}, {"last_step": total})
+    steps = Steps()
+    steps.numbers = sorted(bars[total])
+    steps.ms = [bars[total][number] for number in steps.numbers]
+    steps.losses = [*[None] * (len(steps) - 1), loss]
+    steps.mfus, steps.speeds = [None] * len(steps), [None] * len(steps)
+    steps.after_evaluation = [False] * len(steps)
+    return Log(HUGGINGFACE, steps, (), {}, {"last_step": total})

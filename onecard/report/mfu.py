@@ -45,18 +45,18 @@ def divisor(log: Log, card: Card | None) -> float | None:
 def flops_by_log(log: Log, card: Card | None, step_ms: float) -> float | None:
     """FLOPs per second of all cards at this step time, by the log's own MFU; None where it tells nothing."""
     used = divisor(log, card)
-    shown = [step for step in log.steps if step.mfu is not None and step.mfu > 0]
+    shown = [mfu for mfu in log.steps.mfus if mfu and mfu > 0]
     if used is None or not math.isfinite(used) or not shown:
         return None
-    share = statistics.median(step.mfu or 0.0 for step in shown)
+    share = statistics.median(shown)
     if log.format == NANOGPT and len(shown) > 5:
         # nanoGPT shows an average, m = 0.9 m + 0.1 work / time, in which an evaluation is felt for twenty
         # lines. It is linear in the work, so that the first and the last value give the work back.
-        first, *rest = shown
         times = 0.0
-        for step in rest:
-            times = 0.9 * times + 0.1 / step.ms
-        work = ((shown[-1].mfu or 0.0) - 0.9 ** len(rest) * (first.mfu or 0.0)) / times
+        used_ms = [ms for ms, mfu in zip(log.steps.ms, log.steps.mfus, strict=True) if mfu and mfu > 0]
+        for ms in used_ms[1:]:
+            times = 0.9 * times + 0.1 / ms
+        work = (shown[-1] - 0.9 ** (len(shown) - 1) * shown[0]) / times
         share = work / step_ms if work > 0 else share
     return share * used * log.cards
 
@@ -68,7 +68,7 @@ def explain(log: Log, shown: float | None, true: float | None, card: Card | None
         log.format == NANOGPT
         and shown is not None
         and shown >= 0
-        and any((s.mfu or 0) < 0 for s in log.steps)
+        and any((mfu or 0) < 0 for mfu in log.steps.mfus)
     ):
         told.append(_minus_hundred())
     if log.format == NANOGPT and shown is not None and shown > 0 and card is not None and peak is not None:
@@ -125,7 +125,7 @@ def _minus_hundred() -> str:
 def disagreement(by_shape: float, by_log: float, log: Log) -> str:
     """What to say where the FLOPs per second from the model's shape and from the log's MFU differ."""
     ratio = by_shape / by_log
-    coarse = max((step.mfu or 0.0) for step in log.steps) < COMPARABLE
+    coarse = max((mfu or 0.0) for mfu in log.steps.mfus) < COMPARABLE
     if coarse or abs(ratio - 1) <= AGREEMENT:
         return ""
     told = _("the model's shape gives {shape:.1f} TFLOPS, the log's own MFU {log:.1f}: {guess}")

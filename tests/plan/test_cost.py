@@ -117,6 +117,7 @@ def test_when_it_is_done() -> None:
     assert endless.finish(NOW) is None and endless.to_json(NOW)["time"]["finish"] is None
 
 
-def test_a_card_whose_power_is_not_known_gets_a_usual_one() -> None:
-    unknown = dataclasses.replace(CARD, tdp_w=None)
-    assert cost_of(config(RUN), STEP, unknown, 0, compiled=True).card_kwh > 0
+def test_of_a_card_whose_power_is_not_known_there_is_no_energy_and_no_money() -> None:
+    unknown = cost_of(config(RUN), STEP, dataclasses.replace(CARD, tdp_w=None), 0, compiled=True)
+    assert (unknown.card_kwh, unknown.pc_kwh, unknown.amount) == (None, None, None)
+    assert unknown.seconds == cost_of(config(RUN), STEP, CARD, 0, compiled=True).seconds

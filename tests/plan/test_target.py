@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from onecard.hardware.machine import LocalGpu
 from onecard.knobs import load_config
 from onecard.plan import machine
 from onecard.plan.lines import GIB
-from onecard.plan.machine import find_target
+from onecard.plan.machine import Figures, find_target
 
 KNOWN = LocalGpu(
     0, "GPU-1", "NVIDIA GeForce RTX 4070", find_card("RTX 4070"), total_bytes=int(11.99 * GIB),
@@ -75,3 +76,74 @@ def test_no_card_and_a_silent_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, LocalGpu(0, None, "Some GPU", None))
     with pytest.raises(UserError, match="does not tell how much memory"):
         find_target(load_config(RunConfig, []), None)
+
+
+# --- figures of one's own -----------------------------------------------------------------------
+
+OWN = ["--gpu", "My card", "--tflops", "30", "--bandwidth=500", "--vram_limit=12", "--max_iters=1000"]
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_card_that_is_not_listed_by_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, *OWN)
+    assert found["gpu"]["name"] == "My card" and found["gpu"]["capacity_gib"] == pytest.approx(12, abs=0.01)
+    assert 0 < found["speed"]["mfu"] < 1 and found["speed"]["calibrated"] is False
+    assert found["energy"] == {"kwh": None, "card_kwh": None}
+    assert found["cost"] == {"amount": None, "currency": "EUR"}
+    assert all(row["kwh"] is None and row["amount"] is None for row in found["alternatives"])
+    assert all(row["days"] > 0 for row in found["alternatives"] if row["fits"])
+    faster = told(capsys, *OWN, "--tflops=60", "--bandwidth=1000")
+    assert faster["speed"]["tokens_per_s"] > 1.8 * found["speed"]["tokens_per_s"]
+
+
+def test_power_is_asked_for_where_it_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *OWN, "--compare"]) == 0
+    assert "--watts" in capsys.readouterr().out
+    found = told(capsys, *OWN, "--watts=150")
+    hours = found["time"]["seconds"] / 3600
+    assert found["energy"]["card_kwh"] == pytest.approx(0.93 * 0.150 * hours, rel=1e-3)
+    assert found["cost"]["amount"] > 0
+    assert main(["plan", *OWN, "--watts=150"]) == 0
+    assert "--watts" not in capsys.readouterr().out
+
+
+def test_the_name_may_say_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--gpu=My card 16GB", "--tflops=30", "--bandwidth=500", "--max_iters=1000"]
+    assert 15.7 < told(capsys, *words)["gpu"]["capacity_gib"] < 16
+    limited = told(capsys, *words, "--vram_limit=12")["gpu"]
+    assert limited["allowed_gib"] == 12 and limited["capacity_gib"] > 15.7
+
+
+def test_figures_of_a_known_card_replace_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    table = told(capsys, "--gpu=4070", "--max_iters=1000")
+    same = told(capsys, "--gpu=4070", "--max_iters=1000", "--tflops=58.3", "--bandwidth=504", "--watts=200")
+    assert same["speed"]["tokens_per_s"] == table["speed"]["tokens_per_s"]
+    assert (table["speed"]["calibrated"], same["speed"]["calibrated"]) == (True, False)
+    assert same["energy"] == table["energy"]
+    # A T4 has no bf16, and no figure gives it one.
+    assert Figures(tflops=70.0).of(find_card("T4")).peak_tflops("bfloat16") is None
+    assert Figures(tflops=70.0).of(find_card("T4")).peak_tflops("float16") == 70
+
+
+def test_an_unknown_card_without_figures_is_told_how(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=My card"]) == 2
+    error = capsys.readouterr().err
+    assert "no known card is called 'My card'" in error and "--tflops" in error and "onecard gpus" in error
+    assert main(["plan", "--gpu=My card", "--tflops=30"]) == 2
+    assert "missing: --bandwidth, --vram_limit" in capsys.readouterr().err
+    assert main(["plan", "--gpu=A100"]) == 2  # two cards: figures would not say which
+    assert "--tflops" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["tflops", "bandwidth", "watts"])
+@pytest.mark.parametrize("value", ["0", "-3", "nan", "inf", "many", "", "1e99"])
+def test_wrong_figures_are_refused(capsys: pytest.CaptureFixture[str], name: str, value: str) -> None:
+    assert main(["plan", *OWN, f"--{name}={value}"]) == 2
+    answer = capsys.readouterr()
+    assert answer.out == "" and answer.err.startswith(f"error: --{name} is '{value}'")
+    assert "it is a number above 0" in answer.err

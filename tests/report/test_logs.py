@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from written_logs import nanochat_log, nanogpt_log
 
-from onecard.report.logs import Log, Step, decode, read_log
+from onecard.report.log_text import decode
+from onecard.report.logs import Log, read_log
+from onecard.report.steps import Step
 from onecard.run.metrics import bits_per_byte_line, evaluation_line, iteration_line
 
 NANOGPT_LINES = nanogpt_log(4384, range(0, 620, 10))
