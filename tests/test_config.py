@@ -423,9 +423,9 @@ def test_whole_numbers_have_a_limit_even_if_the_knob_names_none(word: str) -> No
 
 
 def test_a_billion_layers_are_refused_at_once() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     error = refusal("--n_layer=10**9")
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
     assert error.what == "n_layer cannot be 1000000000 (command line)"
     assert error.why == "the most is 1024"
 
