@@ -31,9 +31,9 @@ def test_the_cpu_is_measured_in_seconds_and_leaves_a_record(
 ) -> None:
     config = tmp_path / "narrow.py"
     config.write_text("n_layer = 2\nn_head = 2\nn_embd = 96\nvocab_size = 320\n")
-    started = time.monotonic()
+    started = time.process_time()
     assert main(["bench", str(config), "--device", "cpu", "--seconds", "2", "--json"]) == 0
-    assert time.monotonic() - started < 30  # a few seconds, on a machine that has others to serve too
+    assert time.process_time() - started < 30  # a few seconds; the first import of torch may be among them
     out, err = capsys.readouterr()
     assert err == ""  # no terminal, no bar
     answer = json.loads(out)
@@ -45,7 +45,9 @@ def test_the_cpu_is_measured_in_seconds_and_leaves_a_record(
     assert measured.to_json() == answer
     assert (measured.dtype, measured.pinned, measured.load) == ("float32", False, Load())
     shapes = {(rate.tokens, rate.n, rate.k) for rate in measured.matmuls}
-    assert {(256, 96, 96), (256, 288, 96), (256, 384, 96)} <= shapes
+    # In two seconds of a busy machine not all of them; those left out are named.
+    for tokens, n, k in ((256, 96, 96), (256, 288, 96), (256, 384, 96)):
+        assert ((tokens, n, k) in shapes) != (f"matmul {tokens} × {n} × {k}: no time" in measured.skipped)
     assert {(rate.head_dim, rate.block) for rate in measured.attention} == {
         (64, 64),
         (64, 128),

@@ -169,8 +169,8 @@ def test_lines_add_up_and_their_formulas_are_their_bytes(
     {"compiled": False, "dtype": "float32", "dropout": 0.0, "gradient_accumulation_steps": 1},
 )  # fmt: skip
 def test_more_of_anything_needs_more(shape: GPT2Shape, batch_size: int, options: dict[str, Any]) -> None:
-    """How well tensors pack into the allocator's blocks is luck, and so is which of two moments that are about
-    alike becomes the peak. Never is there less than the smaller model's tensors asked for at theirs.
+    """How well tensors pack into the allocator's blocks is luck, and so is which of two moments about alike
+    becomes the peak. Never is there less than the smaller model's tensors asked for at theirs.
     """
 
     def allocated(shape: GPT2Shape, batch_size: int) -> int:
