@@ -68,7 +68,7 @@ def test_the_update_is_nearly_orthogonal_whatever_the_size_of_the_gradient(
     g_OI *= size / g_OI.norm()
     values = torch.linalg.svdvals(orthogonalised(g_OI[None], method)[0])
     assert values.max() < 1.4
-    # A norm is divided by itself and a millionth: next to nothing stays less than a whole update, as zero must.
+    # Divided by the norm and a millionth: next to nothing becomes less than a whole update, as zero must.
     if size >= 1e-6:
         assert values.min() > 0.6
     # The same left and right directions: the factor of the polar decomposition, up to its spectrum.
