@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +63,12 @@ def in_a_process(*command: str) -> Answer:
         [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60
     )
     return Answer(result.returncode, result.stdout, result.stderr)
+
+
+def processor_seconds_of_children() -> float:
+    """What processes that have ended have computed for; how long they waited for others is not in it."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 # --- help ---------------------------------------------------------------------------------------
@@ -271,12 +276,9 @@ def test_a_door_has_two_lines_and_leads_to_its_verb(run: Command, verb: str) -> 
 
 
 def test_the_training_door_refuses_a_billion_layers_at_once() -> None:
-    seconds = []
-    for _ in range(3):
-        started = time.perf_counter()
-        answer = in_a_process(str(ROOT / "train.py"), "--n_layer=10**9")
-        seconds.append(time.perf_counter() - started)
-        assert answer.code == 2
-        assert answer.err.startswith("error: n_layer cannot be 1000000000")
-        assert "Traceback" not in answer.err
-    assert min(seconds) < 1.5
+    started = processor_seconds_of_children()
+    answer = in_a_process(str(ROOT / "train.py"), "--n_layer=10**9")
+    assert answer.code == 2
+    assert answer.err.startswith("error: n_layer cannot be 1000000000")
+    assert "Traceback" not in answer.err
+    assert processor_seconds_of_children() - started < 1.5  # a tenth of a second by itself

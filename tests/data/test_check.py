@@ -457,7 +457,7 @@ rows = st.lists(pieces_of_rows, min_size=1, max_size=30).map(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(train=rows, val=rows, cut=st.integers(0, 60), window=st.integers(1, 9))
 def test_results_do_not_depend_on_windows_or_files(
     tmp_path: Path, train: list[int], val: list[int], cut: int, window: int

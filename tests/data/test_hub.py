@@ -182,7 +182,7 @@ def test_a_file_comes_in_the_background(hub: HubServer, listing: Listing, tmp_pa
     with fetcher(listing, tmp_path) as fetch:
         fetch.prefetch(0)
         fetch.prefetch(3)  # past the end
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while fetch.status() is not None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert hub.served == SIZE
@@ -201,7 +201,7 @@ def test_an_error_in_the_background_waits_for_get(hub: HubServer, listing: Listi
 
 
 def test_the_status_can_be_read_from_another_thread(hub: HubServer, listing: Listing, tmp_path: Path) -> None:
-    hub.faults = Faults(seconds_per_piece=0.01)
+    hub.faults = Faults(seconds_per_piece=0.05)
     seen: list[FetchStatus] = []
     with fetcher(listing, tmp_path) as fetch:
         assert fetch.status() is None
@@ -220,20 +220,20 @@ def test_the_status_can_be_read_from_another_thread(hub: HubServer, listing: Lis
         assert fetch.status() is None
     assert {(status.name, status.total_bytes) for status in seen} == {(NAMES[2], SIZE)}
     done = [status.done_bytes for status in seen]
-    assert done == sorted(done) and len(set(done)) > 5
+    assert done == sorted(done) and len(set(done)) > 3
 
 
 def test_closing_is_quick_and_what_has_come_is_not_fetched_again(
     hub: HubServer, listing: Listing, tmp_path: Path
 ) -> None:
-    hub.faults = Faults(seconds_per_piece=0.2)  # about 4 s in all
+    hub.faults = Faults(seconds_per_piece=0.5)  # about 9 s in all
     fetch = fetcher(listing, tmp_path)
     fetch.prefetch(0)
     while (status := fetch.status()) is None or not status.done_bytes:
         time.sleep(0.01)
     began = time.monotonic()
     fetch.close()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 5  # a second by itself; tests share the machine
     with pytest.raises(StoppedError):
         fetch.get(0)
     [partial] = files_below(tmp_path / ".parquet")
@@ -316,15 +316,21 @@ def test_a_silent_server_is_a_broken_line(
 def test_a_line_that_falls_silent_goes_on_where_it_stopped(
     hub: HubServer, listing: Listing, tmp_path: Path
 ) -> None:
-    hub.faults = Faults(seconds_per_piece=1.0)
-    hasty = dataclasses.replace(QUICK, timeout_s=0.1)
+    hub.faults = Faults(seconds_per_piece=5.0)
+    hasty = dataclasses.replace(QUICK, timeout_s=0.3)
+
+    def asked_for() -> list[str | None]:
+        """In order, each once: on a busy machine an answer may be late and be asked for again."""
+        return list(dict.fromkeys(request.range for request in hub.contents()))
+
     with Fetcher(listing, tmp_path, False, patience=hasty) as fetch:
         fetch.prefetch(0)
-        while len(hub.contents()) < 4:
+        deadline = time.monotonic() + 60
+        while len(asked_for()) < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
         hub.faults.seconds_per_piece = 0.0
         assert fetch.get(0).read_bytes() == content_of(0)
-    assert [request.range for request in hub.contents()][:3] == [None, "bytes=16384-", "bytes=32768-"]
+    assert asked_for()[:3] == [None, "bytes=16384-", "bytes=32768-"]
 
 
 _DOWNLOAD = """

@@ -26,7 +26,7 @@ def reader_threads() -> list[str]:
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while reader_threads() and time.monotonic() < until:
         time.sleep(0.01)
     assert reader_threads() == []
@@ -108,15 +108,14 @@ def test_no_more_than_a_few_batches_are_ahead() -> None:
 
 def test_waiting_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "_WAIT_SECONDS", 0.01)
-    waited: list[int] = []
+    told = threading.Event()
 
     def slow() -> Iterator[int]:
-        time.sleep(0.1)
+        assert told.wait(60)  # as slow as it takes until whoever waits is told
         yield 7
 
-    with Ahead(slow, 3, lambda: waited.append(1)) as ahead:
+    with Ahead(slow, 3, told.set) as ahead:
         assert list(ahead) == [7]
-    assert waited
 
 
 def test_small_files_go_together_and_large_ones_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

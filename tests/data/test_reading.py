@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onecard.data.prepare import reading
@@ -281,7 +281,7 @@ def write_corpus(folder: Path, rows: list[str | None], kind: str, text: bytes) -
     return path
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None)
 @given(
     rows=TEXTS.filter(len),
     text=st.binary(min_size=1, max_size=400),

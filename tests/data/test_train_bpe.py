@@ -308,6 +308,6 @@ def test_looking_for_a_place_to_cut_is_quick_in_white_space() -> None:
 
     from onecard.data.prepare.reading import _place_to_cut
 
-    began = time.perf_counter()
+    began = time.process_time()
     assert _place_to_cut(b"two words" + b" " * 2**22) == 3
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2

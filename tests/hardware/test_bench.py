@@ -31,9 +31,9 @@ def test_the_cpu_is_measured_in_seconds_and_leaves_a_record(
 ) -> None:
     config = tmp_path / "narrow.py"
     config.write_text("n_layer = 2\nn_head = 2\nn_embd = 96\nvocab_size = 320\n")
-    started = time.monotonic()
+    started = time.process_time()
     assert main(["bench", str(config), "--device", "cpu", "--seconds", "2", "--json"]) == 0
-    assert time.monotonic() - started < 30  # a few seconds, on a machine that has others to serve too
+    assert time.process_time() - started < 30  # a few seconds; the first import of torch may be among them
     out, err = capsys.readouterr()
     assert err == ""  # no terminal, no bar
     answer = json.loads(out)
@@ -45,7 +45,9 @@ def test_the_cpu_is_measured_in_seconds_and_leaves_a_record(
     assert measured.to_json() == answer
     assert (measured.dtype, measured.pinned, measured.load) == ("float32", False, Load())
     shapes = {(rate.tokens, rate.n, rate.k) for rate in measured.matmuls}
-    assert {(256, 96, 96), (256, 288, 96), (256, 384, 96)} <= shapes
+    # In two seconds of a busy machine not all of them; those left out are named.
+    for tokens, n, k in ((256, 96, 96), (256, 288, 96), (256, 384, 96)):
+        assert ((tokens, n, k) in shapes) != (f"matmul {tokens} × {n} × {k}: no time" in measured.skipped)
     assert {(rate.head_dim, rate.block) for rate in measured.attention} == {
         (64, 64),
         (64, 128),
@@ -60,17 +62,21 @@ def test_the_cpu_is_measured_in_seconds_and_leaves_a_record(
     assert all(0 < measured.matmul_tflops(t, n, k) < 100 for t, n, k in ((1, 1, 1), (9999, 77, 12345)))
 
 
-def test_a_timed_call_takes_the_time_it_takes() -> None:
+def test_a_timed_call_takes_the_time_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onecard.hardware import bench as module
+
     bench = Bench("cpu", CPU_SIZES)
-    calls = []
+    calls = 0
 
     def call() -> None:
-        calls.append(1)
-        time.sleep(0.004)
+        nonlocal calls
+        calls += 1
 
-    taken = bench.seconds_per_call(call, budget=0.1)
-    assert 0.004 <= taken < 0.04
-    assert 8 <= len(calls) < 60
+    # A clock of its own: how long a real call takes depends on who else uses the machine.
+    monkeypatch.setattr(module.time, "perf_counter", lambda: 0.004 * calls + (1.0 if calls > 20 else 0.0))
+    assert bench.seconds_per_call(call, budget=0.1) == pytest.approx(0.004)  # one interrupted repeat in five
+    # Once to choose a kernel, once to see how many go into a sixth of the budget, then six times as many.
+    assert calls == 1 + 1 + 6 * 4
 
 
 def test_the_three_products_are_those_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,18 +109,19 @@ def test_the_three_products_are_those_of_a_layer(monkeypatch: pytest.MonkeyPatch
 
 def test_the_load_is_read_while_the_card_works_and_the_first_boost_does_not_count() -> None:
     class Boosting:
-        """250 W and 2900 MHz at first; the last third settles."""
+        """250 W and 2900 MHz in the first two readings, however long they take; then it settles."""
 
         def __init__(self) -> None:
-            self.began = time.monotonic()
+            self.readings = 0
 
         def read(self) -> Load:
-            early = time.monotonic() - self.began < 0.2
+            self.readings += 1
+            early = self.readings <= 2
             return Load(2900.0 if early else 2500.0, 250.0 if early else 200.0, None, 200.0)
 
     sensors: Any = Boosting()
-    tflops, load = Bench("cpu", replace(CPU_SIZES, ceiling=64), sensors).sustained(0.8)
-    assert tflops > 0
+    tflops, load = Bench("cpu", replace(CPU_SIZES, ceiling=64), sensors).sustained(0.0)
+    assert tflops > 0 and sensors.readings == 4  # the fewest there are
     assert load == Load(2500.0, 200.0, None, 200.0)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -55,17 +55,22 @@ def int8_zeros(count: int) -> Int8State:
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 40), columns=st.integers(1, 40), seed=st.integers(0, 100),
-    size=st.sampled_from([1e-8, 1.0, 1e6]), method=st.sampled_from(list(ITERATIONS)),
+    size=st.sampled_from([1e-10, 1e-6, 1.0, 1e6]), method=st.sampled_from(list(ITERATIONS)),
 )  # fmt: skip
+@example(rows=1, columns=1, seed=9, size=1e-10, method="polar-express")  # one number, and that far too small
 def test_the_update_is_nearly_orthogonal_whatever_the_size_of_the_gradient(
     rows: int, columns: int, seed: int, size: float, method: str
 ) -> None:
     g_OI = random(rows, columns, seed=seed, dtype=torch.float64)
     # Singular values between a tenth and one: those near zero would need more steps.
     u, s, vt = torch.linalg.svd(g_OI, full_matrices=False)
-    g_OI = u @ torch.diag(s.clamp(min=0.1 * s.max().item())) @ vt * size
+    g_OI = u @ torch.diag(s.clamp(min=0.1 * s.max().item())) @ vt
+    g_OI *= size / g_OI.norm()
     values = torch.linalg.svdvals(orthogonalised(g_OI[None], method)[0])
-    assert values.min() > 0.6 and values.max() < 1.4
+    assert values.max() < 1.4
+    # Divided by the norm and a millionth: next to nothing becomes less than a whole update, as zero must.
+    if size >= 1e-6:
+        assert values.min() > 0.6
     # The same left and right directions: the factor of the polar decomposition, up to its spectrum.
     aligned = u.T @ orthogonalised(g_OI[None], method)[0] @ vt.T
     assert (aligned - torch.diag(aligned.diagonal())).norm() < 1e-3 * aligned.norm()

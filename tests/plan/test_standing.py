@@ -132,8 +132,8 @@ def test_bytes_a_parameter() -> None:
 def test_a_model_of_any_size_is_counted_at_once() -> None:
     """A search asks hundreds of times; pieces are counted, not listed."""
     huge = GPT2Shape(1024, 96, 12288, 50304, 1024, False)
-    began = time.perf_counter()
+    began = time.process_time()
     for micro_batch in range(1, 300):
         for offload in ("none", "optimizer", "gradients"):
             standing(huge, Setting(micro_batch, 512, "block", offload), "bfloat16", by_muon=False)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0

@@ -36,7 +36,7 @@ def steps(out_dir: str) -> int:
 
 
 def wait_for_steps(out_dir: str, count: int) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300  # on a machine with much else to do
     while steps(out_dir) < count:
         assert time.monotonic() < end, "no steps"
         time.sleep(0.05)
@@ -63,7 +63,7 @@ def test_a_paused_run_is_the_run_it_would_have_been(
     assert steps("out") == before, "it does nothing"
     assert main(["train", "--resume-now", "--out_dir=out"]) == 0
     assert "going on" in capsys.readouterr().out
-    assert job.wait(timeout=120) == 0
+    assert job.wait(timeout=300) == 0
     for name, expected in weights("quiet").items():
         assert torch.equal(weights("out")[name], expected), name
     assert not (Path("out") / "pause").exists() and not (Path("out") / "paused").exists()
@@ -78,7 +78,7 @@ def test_a_paused_run_that_is_stopped_keeps_its_steps(
     wait_for_steps("out", 5)
     assert main(["train", "--pause", "--out_dir=out"]) == 0
     job.terminate()
-    assert job.wait(timeout=60) == 130
+    assert job.wait(timeout=300) == 130
     (checkpoint,) = list_checkpoints(Path("out") / "checkpoints")
     assert checkpoint.step >= 5 and checkpoint.optimizer_tensors()
 
