@@ -244,9 +244,11 @@ def timed_steps(case: Case, expected: float | None) -> int:
     return 5 if expected is None else max(3, min(15, round(1.5 / expected)))
 
 
-def estimates(cases: Iterable[Case], card: str = "H200 SXM") -> list[tuple[Case, float, float]]:
-    """Each with its step and its whole measurement in seconds, in this order."""
-    seen: set[tuple[Any, ...]] = set()
+def estimates(
+    cases: Iterable[Case], card: str = "H200 SXM", compiled: Iterable[object] = ()
+) -> list[tuple[Case, float, float]]:
+    """Each with its step and its whole measurement in seconds, in this order; `compiled` is there already."""
+    seen: set[object] = set(compiled)
     found = []
     for case in cases:
         rates = rates_of(find_card(card), case.dtype)

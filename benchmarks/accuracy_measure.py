@@ -199,6 +199,16 @@ def measure(case: Case, device: str, need: int, expected: float | None) -> Row:
     return _told(work)
 
 
+def compile_only(case: Case, device: str) -> Row:
+    """What its steps are compiled to, into the files that the measuring process will find."""
+
+    def work() -> Row:
+        Steps(case, device).warm_up(WARM_UP)
+        return {}
+
+    return _told(work)
+
+
 def _again_under_cap(steps: Steps, need: int, allocated: int) -> Row:
     """What was predicted, and then less: formulas change, and what ran in less will run in their need too."""
     problem, retries = _steps_within(steps, need)

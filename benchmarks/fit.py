@@ -59,7 +59,7 @@ from fit_parts import (  # noqa: E402
     sweep_jobs,
 )
 from fit_runs import Row, tiny_data  # noqa: E402
-from memory_speed import in_own_process  # noqa: E402
+from processes import in_own_process  # noqa: E402
 
 Jobs = Callable[[argparse.Namespace], dict[str, Job]]
 Judge = Callable[[argparse.Namespace, Rows, dict[str, Rows]], list[Check]]

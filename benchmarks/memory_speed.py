@@ -22,10 +22,8 @@ import json
 import os
 import platform
 import re
-import signal
 import statistics
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -36,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from command_line import command_line
+from processes import in_own_process
 
 Step = Callable[[Any, Any], Any]  # torch is imported in the measuring processes only
 Row = dict[str, Any]
@@ -232,38 +231,6 @@ def measure(case: Case) -> Row:
         del step  # room for the matrices
         row["bf16_matmul_tflops"] = matmul_tflops(case.device)
     return row
-
-
-def in_own_process(work: Callable[[], Row], limit_s: float) -> Row:
-    """`work` in a fork of this process, which has imported everything and not touched the card."""
-    import torch  # noqa: F401 - for the children: importing takes longer than measuring
-
-    import onecard.train.step  # noqa: F401
-
-    with tempfile.TemporaryDirectory() as folder:
-        result, log = Path(folder) / "row.json", Path(folder) / "log"
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            with log.open("w") as sink:
-                for stream in (1, 2):
-                    os.dup2(sink.fileno(), stream)
-                result.write_text(json.dumps(work()))
-            os._exit(0)
-        deadline = time.monotonic() + limit_s
-        how = f"stopped after {limit_s:g} s"
-        while time.monotonic() < deadline:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                how = f"exit code {os.waitstatus_to_exitcode(status)}"
-                break
-            time.sleep(0.05)
-        else:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        if result.exists():
-            return json.loads(result.read_text())
-        return {"error": f"no result: {how}", "trace": log.read_text(errors="replace")[-2000:]}
 
 
 def plan(options: argparse.Namespace) -> Iterator[tuple[tuple[Any, ...], Case]]:

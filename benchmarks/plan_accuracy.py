@@ -2,6 +2,7 @@
 
     python benchmarks/plan_accuracy.py --list                      (the grid, and the time it will take)
     python benchmarks/plan_accuracy.py --out FILE.json --resume    (measure what FILE does not have yet)
+        --compile_first 8        (compile what is needed beforehand, 8 at a time; measuring is one by one)
     python benchmarks/plan_accuracy.py --out FILE.json --caps      (again under caps, in fresh processes)
     python benchmarks/plan_accuracy.py --report FILE.json --worst 10
     python benchmarks/plan_accuracy.py --device cpu --tiny --count 3 --out FILE.json    (does it run?)
@@ -31,7 +32,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from accuracy_grid import Case, as_row, case_of, estimates, grid, in_order, tiny  # noqa: E402
 from command_line import command_line  # noqa: E402
-from memory_speed import Row, in_own_process, write  # noqa: E402
+from memory_speed import Row, write  # noqa: E402
+from processes import in_own_process, side_by_side  # noqa: E402
 
 from onecard.hardware.cards import match_card  # noqa: E402
 from onecard.hardware.measured import Measured, card_slug  # noqa: E402
@@ -267,6 +269,7 @@ class Run:
         use_expandable_segments()  # as the trainer does, before the card is touched
         set_compile_cache()
         self.options, self.began = options, time.monotonic()
+        self.compiled: set[object] = set()
         self.results: Row = {"what": "predicted and measured peaks and step times", "calls": [], "rows": []}
         if options.out is not None and options.out.exists():
             if not (options.resume or options.caps):
@@ -299,8 +302,10 @@ class Run:
         from accuracy_measure import measure
 
         options, left = self.options, []
-        measured = 0
-        for case, _, guess in estimates(waiting(options, self.rows)):
+        measured, cases = 0, waiting(options, self.rows)
+        if options.compile_first:
+            self.compile_first(cases)
+        for case, _, guess in estimates(cases, compiled=self.compiled):
             if measured == options.count or self.elapsed + guess > options.budget_seconds:
                 left.append(case.name)
                 continue
@@ -314,6 +319,25 @@ class Run:
             self.say(case.name, row.get("error") or _line(row, said))
         self.save(left)
         print(f"{measured} measured in {self.elapsed:.0f} s, {len(left)} left: {self.out}", file=sys.stderr)
+
+    def compile_first(self, cases: Sequence[Case]) -> None:
+        """Compiled code is kept in files, so many can be made at once; the card is not measured meanwhile."""
+        from accuracy_measure import compile_only
+
+        smallest: dict[object, Case] = {}
+        for case in sorted(cases, key=lambda case: case.shape.parameters):
+            if case.code is not None:
+                smallest.setdefault(case.code, case)
+        chosen = list(smallest.values())
+        # The slowest first, so that none is left over at the end.
+        chosen.sort(key=lambda case: (case.family != "nanochat-2026", -case.shape.parameters))
+        works = [partial(compile_only, case, self.options.device) for case in chosen]
+        for number, row in side_by_side(works, self.options.compile_first, self.options.limit_seconds):
+            case = chosen[number]
+            told = row.get("error") or f"compiled in {row['took']:.0f} s"
+            self.say(case.name, told)
+            if "error" not in row:
+                self.compiled.add(case.code)
 
     def try_caps(self) -> None:
         from accuracy_measure import run_capped
@@ -356,6 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--out", type=Path, help="default: benchmarks/results/plan_accuracy_CARD.json")
     add("--resume", action="store_true", help="go on from --out; what failed is measured again, last")
     add("--caps", action="store_true", help="try again, in fresh processes, what is not known to run")
+    add("--compile_first", type=int, default=0, metavar="LANES", help="compile ahead, so many at a time")
     add("--only", default="", help="a regular expression on names")
     add("--count", type=int, default=-1, help="measure no more than so many")
     add("--budget_seconds", type=float, default=540.0, help="start nothing that would end after that")
