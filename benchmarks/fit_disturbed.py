@@ -162,7 +162,7 @@ def inject(options: argparse.Namespace, kind: str) -> Row:
         Injector(watched, steps, options.seed, places(options)) if not kind.startswith("quiet") else None
     )
     if kind == "same setting":
-        setattr(fit.Fit, "down", lambda self, step: self.setting)  # noqa: B010
+        setattr(fit.Fit, "down", lambda self, step, allocator=None: self.setting)  # noqa: B010
     row = watched.go()
     del row["step_seconds"]
     if injector is not None:

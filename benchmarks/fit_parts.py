@@ -226,8 +226,8 @@ def start_jobs(options: argparse.Namespace) -> dict[str, Job]:
 
 
 def start(options: argparse.Namespace, cap: float | None) -> Row:
-    """Seconds of all that is there because of the fit: asking for memory, predicting, choosing."""
-    from onecard.train import engine
+    """Seconds of all that is there because of the fit: asking for memory, predicting, choosing, probing."""
+    from onecard.train import engine, loop, probe, refit
     from onecard.train import start as start_module
 
     took: dict[str, float] = {}
@@ -250,8 +250,10 @@ def start(options: argparse.Namespace, cap: float | None) -> Row:
     timed(start_module, "make_room")
     for name in ("cap_memory", "open_fit", "told_at_start"):
         timed(engine, name)
+    for owner, name in ((loop, "plan_of"), (refit, "look_at"), (probe, "_sampling"), (probe, "_checkpoint")):
+        timed(owner, name)
     more = [] if cap is None or options.tiny else [f"--vram_limit={cap + 0.75}"]
-    row = Watched(config_of(options, "start", 4, "--log_interval=1", *more)).go()
+    row = Watched(config_of(options, "start", 4, "--log_interval=1", "--sample_tokens=200", *more)).go()
     return {key: row[key] for key in ("setting", "refits", "steps", "seconds")} | {"parts": took}
 
 
@@ -259,10 +261,12 @@ def judge_start(options: argparse.Namespace, rows: Rows, others: dict[str, Rows]
     found = []
     for name, row in rows.items():
         took = row["parts"]
-        text = f"{took['make_room']:.2f} s, of it open_fit {took['open_fit']:.2f} s ({row['setting']})"
+        parts = ("make_room", "plan_of", "look_at", "_sampling", "_checkpoint")
+        added = sum(took[part] for part in parts)
+        text = f"{added:.2f} s ({', '.join(f'{p} {took[p]:.2f}' for p in parts)}; {row['setting']})"
         found += [
             check(f"{name}: what the fit adds before the first step", "at most 5 s", text,
-                  took["make_room"] <= 5),
+                  added <= 5),
             check(f"{name}: the prediction held", "no change of setting", row["refits"], row["refits"] == 0),
         ]  # fmt: skip
     return found

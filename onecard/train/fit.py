@@ -71,11 +71,16 @@ class Fit:
         every = settings(self.question.config, self.question.shape)
         return [boundless.answer(replace(setting, **kept)) for setting in every]
 
-    def down(self, step: int) -> Setting | None:
-        """After running out: the next-fastest setting with a lower peak. None: there is none."""
+    def down(self, step: int, allocator: float | None = None) -> Setting | None:
+        """After running out: the next-fastest setting with a lower peak. None: there is none.
+
+        `allocator`: what there was for tensors at that moment, where it is known. If that was too little by
+        the bill, others had taken it: when they give it back, the setting is as good as it was. Only one
+        that should have fitted is trusted less and less.
+        """
         if not self.enabled:
             return None
-        self._not_again_soon(step)
+        self._not_again_soon(step, expected=allocator is not None and self.choice.bill.need > allocator)
         limit = _LOWER * min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
         found = self._take(c for c in self._candidates() if _of_the_setting(c) < limit)
         if found is not None:
@@ -125,10 +130,10 @@ class Fit:
         self._not_again_soon(step)
         self.setting = to
 
-    def _not_again_soon(self, step: int) -> None:
+    def _not_again_soon(self, step: int, *, expected: bool = False) -> None:
         failure = self._failed.setdefault(self.setting, Failure(0, _PATIENCE // 2))
-        failure.patience *= 2
-        failure.again_at = step + failure.patience
+        failure.patience = max(failure.patience, _PATIENCE) if expected else 2 * failure.patience
+        failure.again_at = step + (_PATIENCE if expected else failure.patience)
 
     def _recent(self, step: int) -> list[Setting]:
         """What ran out and is not to be tried yet; the present one among them."""

@@ -103,12 +103,12 @@ class Refit:
             self.fit.without_sample()
             self.journal.no_sample("out of memory")
             return True
-        before = self.fit.choice
-        if self.fit.down(step) is None:
+        before, peak, text = self.fit.choice, peak_memory_gib(run.device), first_line(error)
+        forget(error)
+        run.stepper.release()
+        if self.fit.down(step, self._there()) is None:
             return False
         self._stage = None
-        peak, text = peak_memory_gib(run.device), first_line(error)
-        forget(error)
         change_setting(run, step)
         self._watch.reset()
         after = self.fit.choice
@@ -182,7 +182,7 @@ class Refit:
             return False
         if self._stage is not None:
             return self._judge(self._stage)
-        there = allocator_bytes(run.device, run.config.vram_limit, reserve_of(run.config, run.device))
+        there = self._there()
         # On a CPU nothing is faster than what was asked for; only what was given up may come back.
         if there is None and self.fit.as_given:
             return False
@@ -200,6 +200,11 @@ class Refit:
             predicted_gain=_gain(before.tokens_per_s, after.tokens_per_s),
         )  # fmt: skip
         return True
+
+    def _there(self) -> float | None:
+        """What tensors may take of the card now; None on a CPU."""
+        config, device = self.run.config, self.run.device
+        return allocator_bytes(device, config.vram_limit, reserve_of(config, device))
 
     def _measured_share(self, now: Choice) -> float:
         """The present setting's measured peak over the predicted one."""

@@ -88,7 +88,7 @@ def to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     no reason to choose them."""
     left = iter(range(12))
 
-    def down(fit: Fit, step: int) -> Setting | None:
+    def down(fit: Fit, step: int, allocator: float | None = None) -> Setting | None:
         if next(left, None) is None:
             return None
         following = {"none": "optimizer", "optimizer": "gradients", "gradients": "none"}
@@ -273,7 +273,7 @@ def test_a_low_bit_run_goes_on_from_every_bit(workplace: Path, monkeypatch: pyte
     fail_from(monkeypatch, Stepper, "run", range(6, 7))
     seen = []
 
-    def to_the_card(fit: Fit, step: int) -> Setting:
+    def to_the_card(fit: Fit, step: int, allocator: float | None = None) -> Setting:
         seen.append(step)
         fit.setting = replace(fit.setting, offload="none")
         return fit.setting

@@ -140,6 +140,22 @@ def test_going_back_is_remembered() -> None:
     assert fit.up(step=1000, allocator=60 * GIB) == larger
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_others_took_is_tried_again_as_soon_as_it_is_back(taken: bool) -> None:
+    """A setting that should have fitted and did not is tried less and less often."""
+    fit = open_fit(question("--batch_size=16", "--gradient_accumulation_steps=4", cap_gib=11.0), on_card=True)
+    first, need = fit.setting, fit.choice.bill.need
+    for failure in range(6):
+        fit.setting = first
+        assert fit.down(1000 * failure, allocator=0.8 * need if taken else 1.2 * need) is not None
+    lower = fit.setting
+    assert fit.up(5064, allocator=0.8 * need) != first
+    fit.setting = lower
+    assert (fit.up(5065, allocator=1.2 * need) == first) is taken
+    fit.setting = lower
+    assert fit.up(5000 + 64 * 2**6, allocator=1.2 * need) == first
+
+
 class PretendCard:
     """Without a card: the trainer decides as if it had one with so many bytes for tensors."""
 
