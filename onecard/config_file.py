@@ -23,6 +23,8 @@ from onecard.errors import UserError
 MAX_FILE_BYTES = 100_000  # a config is a page of text; a data file given by mistake is not parsed
 MAX_INTEGER = 10**18
 COMMAND_LINE = "command line"  # the origin of values given there
+# A value that nobody wrote down: the model that is continued has it.
+CHECKPOINT = "the checkpoint"
 MAX_STRING = 10_000
 
 Value = int | float | str | bool | None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from onecard.config import RunConfig
-from onecard.config_file import COMMAND_LINE, Assignment, Value
+from onecard.config_file import CHECKPOINT, COMMAND_LINE, Assignment, Value
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock, write_json
 from onecard.knobs import from_values, knobs, load_config
@@ -167,12 +167,17 @@ def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]
         and f.name not in split
         and getattr(before, f.name) != getattr(now, f.name)
         # Set in neither, it followed from something else (tokens, a checkpoint's block size).
-        and (before.is_set(f.name) or now.is_set(f.name))
+        and (_asked_for(before, f.name) or _asked_for(now, f.name))
     ]
     # 16 × 32 and 8 × 64 are the same step, split otherwise.
     if before.sequences_per_step != now.sequences_per_step:
         found += [(name, getattr(before, name), getattr(now, name)) for name in split]
     return found
+
+
+def _asked_for(config: RunConfig, name: str) -> bool:
+    """By a person; what a continued model brought along counts as set, but nobody asked for it."""
+    return config.is_set(name) and config.origins[name] != CHECKPOINT
 
 
 def read_json(path: Path) -> Any:

@@ -58,7 +58,7 @@ def ask_to_pause(directory: RunDirectory, patience: float = _PATIENCE) -> str:
             exit_code=1,
         )
     took = time.monotonic() - began
-    return f"paused after {took:.1f} s: the card is free; --resume-now goes on"
+    return f"paused after {took:.1f} s: it holds nothing of the card; --resume-now goes on"
 
 
 def ask_to_go_on(directory: RunDirectory, patience: float = _PATIENCE) -> str:

@@ -110,8 +110,9 @@ class Journal:
 
     def paused(self) -> None:
         out = self.run.config.out_dir
+        free = "the card is free" if self.run.device.startswith("cuda") else "nothing is computed"
         self.display.say(
-            f"paused at step {self.run.position.step:,}: the card is free; "
+            f"paused at step {self.run.position.step:,}: {free}; "
             f"`onecard train --out_dir={out} --resume-now` goes on", "yellow",
         )  # fmt: skip
         self.recorder.event("paused", step=self.run.position.step)

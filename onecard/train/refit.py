@@ -77,6 +77,10 @@ class Refit:
     def fit(self) -> Fit:
         return self.run.fit
 
+    @property
+    def _on_card(self) -> bool:
+        return self.run.device.startswith("cuda")
+
     def after(self, error: BaseException, where: str) -> bool:
         """Ran out in `where`: is there another setting to try again with? It is in place then."""
         run, step = self.run, self.run.position.step
@@ -116,7 +120,7 @@ class Refit:
         if after.setting == before.setting:
             # Nothing is smaller: all that helps is that others give memory back, and that takes a while.
             going_on = "trying again"
-            time.sleep(_WAIT if run.device.startswith("cuda") else 0)
+            time.sleep(_WAIT if self._on_card else 0)
         self.journal.refitted(
             f"out of memory in {where}: {going_on} with {after.setting.words()}", where=where, error=text,
             before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
@@ -141,9 +145,10 @@ class Refit:
         """All steps so far are finished: their time is a measurement."""
         steps, seconds = self.journal.session
         (steps_before, seconds_before), self._watched = self._watched, (steps, seconds)
-        if steps > steps_before:
+        # What a processor has to share is no news; whoever sits at it knows.
+        if steps > steps_before and self._on_card:
             self._slow = self._watch.step_took(seconds - seconds_before, steps - steps_before) or self._slow
-        if self.run.device.startswith("cuda") and time.monotonic() - self._noticed > _NOTICE_EVERY:
+        if self._on_card and time.monotonic() - self._noticed > _NOTICE_EVERY:
             self._noticed = time.monotonic()
             self.journal.tell(self._watch.notice(look_at(self.run.device)))
 

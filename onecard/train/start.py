@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from onecard.config import RunConfig
+from onecard.config_file import CHECKPOINT
 from onecard.data.batches import FixedBlocks, Sequences, fixed_blocks
 from onecard.data.bins import TokenFile, open_split, read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
@@ -195,7 +196,7 @@ def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> R
     decided = {
         n: v for n, v in decided.items() if n in knobs_of_it and (not config.is_set(n) or n == "depth")
     }
-    origins = {**config.origins, **{n: config.origins.get(n, "the checkpoint") for n in decided}}
+    origins = {**config.origins, **{n: config.origins.get(n, CHECKPOINT) for n in decided}}
     return dataclasses.replace(config.without_schedule_notes(), **decided, origins=origins).resolved()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -792,3 +793,21 @@ def test_a_program_gets_the_figures_as_json(workplace: Path, capsys: pytest.Capt
     assert figures["step"] == 20
     assert figures["val_loss"] < figures["first_val_loss"]
     assert figures["saved_step"] == 20
+
+
+@pytest.mark.parametrize("words", [["--n_layer=2", "--n_head=2", "--n_embd=32"], ["--depth=2"]])
+def test_the_same_command_continues_as_often_as_one_likes(workplace: Path, words: list[str]) -> None:
+    """What the checkpoint decided (the vocabulary, of the data) is no difference the next time."""
+    write_bins(workplace / "data" / "letters", train=6_000, val=1_500)
+    letters = {"stoi": {chr(65 + n): n for n in range(61)}, "itos": {n: chr(65 + n) for n in range(61)}}
+    (workplace / "data" / "letters" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 61, **letters}))
+    asked = [
+        "--arch=nanochat", "--dataset=letters", "--block_size=16", "--batch_size=4",
+        "--gradient_accumulation_steps=2", "--max_iters=9", "--eval_interval=3", "--eval_iters=1",
+        "--device=cpu", "--no-compile", "--sample_tokens=0", "--out_dir=again", *words,
+    ]  # fmt: skip
+    for _ in range(4):
+        assert train(load_config(RunConfig, asked)).values["step"] == 9
+    with pytest.raises(UserError, match="different config") as stopped:
+        train(load_config(RunConfig, [*asked, "--vocab_size=128"]))
+    assert "vocab_size: 61 there, 128 now" in stopped.value.why
