@@ -25,6 +25,11 @@ from onecard.plan.settings import setting_of
 from onecard.shapes import Nanochat2026Shape, Shape
 
 GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
+# OpenAI's, which init_from names: layers, heads, width.
+PRETRAINED = {
+    "gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}  # fmt: skip
 _LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size
 CHECKPOINTS_KEPT = 3  # the newest two and the best
 
@@ -71,10 +76,20 @@ class Answer:
         return tokens * (2 if self.question.shape.vocab_size <= 2**16 else 4)
 
     @property
+    def vocabulary_is_assumed(self) -> bool:
+        """Data of characters has a small one of its own, which is not known before it is prepared."""
+        assumed = self.config.vocab_size is None and prepared_vocabulary(self.config) is None
+        return assumed and "char" in self.config.dataset
+
+    @property
     def loss(self) -> LossRange | None:
-        """What such a run ends at on web text; None where the tokens are not GPT-2's."""
+        """What such a run ends at on web text; None where the tokens are not GPT-2's, or the model is not
+        a new one."""
         shape = self.question.shape
-        if not GPT2_VOCABULARY <= shape.vocab_size <= GPT2_VOCABULARY + 256:
+        if (
+            self.config.init_from in PRETRAINED
+            or not GPT2_VOCABULARY <= shape.vocab_size <= GPT2_VOCABULARY + 256
+        ):
             return None
         family = "gpt2" if shape.arch == "gpt2" else "nanochat"
         tokens = self.config.max_iters * self.config.tokens_per_step
@@ -166,6 +181,12 @@ def vocabulary_of(config: RunConfig) -> int:
     """The config's, the prepared data's, or the one such models usually have."""
     if config.vocab_size:
         return config.vocab_size
+    usual = dial.GENERATIONS[config.generation].vocab_size if config.arch == "nanochat" else None
+    return prepared_vocabulary(config) or usual or GPT2_PADDED_VOCABULARY
+
+
+def prepared_vocabulary(config: RunConfig) -> int | None:
+    """Of the data that is there; None where there is none that says it."""
     try:
         meta = json.loads((Path("data") / config.dataset / "meta.json").read_text(encoding="utf-8"))
         tokenizer = meta["tokenizer"]
@@ -174,12 +195,17 @@ def vocabulary_of(config: RunConfig) -> int:
             raise ValueError("no vocabulary has so many tokens")
         return count if tokenizer["name"] == "char" else -(-count // 64) * 64
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        usual = dial.GENERATIONS[config.generation].vocab_size if config.arch == "nanochat" else None
-        return usual or GPT2_PADDED_VOCABULARY
+        return None
 
 
 def question_of(config: RunConfig, target: Target) -> Question:
     card = target.card
+    if config.init_from in PRETRAINED:
+        layers, heads, width = PRETRAINED[config.init_from]
+        config = dataclasses.replace(
+            config, arch="gpt2", n_layer=layers, n_head=heads, n_embd=width, bias=True,
+            vocab_size=GPT2_VOCABULARY, block_size=min(config.block_size, 1024),
+        )  # fmt: skip
     vocabulary = vocabulary_of(config)
     if config.arch == "nanochat" and config.vocab_size is None:
         # The horizon counts parameters, and with them the vocabulary.

@@ -35,7 +35,7 @@ def _verdict(rows: list[Row], compiled: bool, target: Target) -> list[str]:
         texts = [_("It fits, with {n:.2f} GiB to spare.").format(n=spare)]
         if spare < DESKTOP and not target.here:
             texts.append(_("A desktop on the same card may take that; then it runs out (--vram_reserve=1)."))
-    if compiled and need[False] > need[True]:
+    if compiled and spare < 0 and need[False] > need[True]:
         more = need[False] - need[True]
         texts.append(_("compile=False is no remedy: it needs {n:.2f} GiB more.").format(n=more))
     if not compiled and need[False] > need[True]:
@@ -119,7 +119,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
         _("time"),
         "",
     ):
-        table.add_column(name, justify="left" if not name else "right")
+        table.add_column(name, justify="left" if not name else "right", overflow="fold")
     for compiled, bill, step in rows:
         whole = bill.reserved + CONTEXT
         short = whole - target.allowed
@@ -150,5 +150,6 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     for line in sorted(asked[1].lines, key=lambda line: -line.bytes):
         if line.bytes >= GIB / 200:
             lines.add_row(_(line.name), number(line.gib, ".3f"), line.formula)
+    lines.add_row(_("allocated GiB"), number(asked[1].allocated / GIB, ".3f"), "", style="bold")
     out.print(lines)
     return 0 if fits else 1

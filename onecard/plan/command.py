@@ -17,6 +17,7 @@ from onecard.plan.largest import Size, best_for_time, largest_models, longest_bl
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, Target, find_target
 from onecard.plan.options import Options, budget_seconds, split_words
+from onecard.plan.search import kind
 
 _WEEK = 7 * 86400.0
 
@@ -71,9 +72,15 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
             _("not even the smallest model fits into {n:.2f} GiB").format(n=found.target.allowed / GIB),
             exit_code=1,
         )
-    from onecard.plan.show import duration
+    from onecard.plan.show import count, duration, way_name
 
     out = console()
+    have, host = number(found.target.allowed / GIB, ".2f"), found.target.host
+    beside = _("as much of the PC's own memory as it takes (--host-ram GIB says what there is)")
+    if host is not None:
+        beside = _("{n:.0f} GiB of the PC's own memory").format(n=host / GIB)
+    out.print(f"[bold]{found.target.card.name}[/bold], {have} GiB; {beside}", highlight=False)
+    out.print()
     _table_of_sizes(out, _("The largest model"), sizes["largest"], found.target)
     if sizes["longest"]:
         _table_of_sizes(out, _("The longest block of this model"), sizes["longest"], found.target)
@@ -84,14 +91,19 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
             time=duration(seconds)
         )
         table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-        for name in (_("parameters"), _("layers × width"), _("tokens"), _("tokens/s"), _("loss")):
+        for name in (_("parameters"), _("layers × width"), _("tokens"), _("tokens/s"), _("loss"), "GiB",
+                     _("host GiB")):  # fmt: skip
             table.add_column(name, justify="right")
+        table.add_column(_("way"))
         for candidate in candidates:
             shape, loss = candidate.choice.question.shape, candidate.loss
             table.add_row(
-                f"{shape.parameters / 1e6:,.0f}M", f"{shape.n_layer} × {shape.n_embd}",
-                f"{candidate.tokens / 1e9:.2f}B", number(candidate.choice.tokens_per_s, ",.0f"),
-                f"{loss.low:.2f} – {loss.high:.2f}",
+                count(shape.parameters), f"{shape.n_layer} × {shape.n_embd}",
+                count(candidate.tokens), number(candidate.choice.tokens_per_s, ",.0f"),
+                number(loss.low, ".2f") + " – " + number(loss.high, ".2f"),
+                number(candidate.choice.bill.process / GIB, ".2f"),
+                number(candidate.choice.host_bytes / GIB, ".1f") if candidate.choice.bill.host else "",
+                way_name(kind(candidate.choice.setting)),
             )  # fmt: skip
         out.print(table)
         out.print(f"[dim]{candidates[0].loss.basis}[/dim]")
@@ -103,6 +115,8 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
 def _table_of_sizes(out: Any, title: str, sizes: list[Size], target: Target) -> None:
     from rich.table import Table
 
+    from onecard.plan.show import count
+
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for name in ("", _("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), _("tokens/s")):
         table.add_column(name, justify="left" if not name else "right")
@@ -110,7 +124,7 @@ def _table_of_sizes(out: Any, title: str, sizes: list[Size], target: Target) -> 
         choice = size.choice
         shape = choice.question.shape
         table.add_row(
-            _(size.kind), f"{shape.parameters / 1e6:,.0f}M", f"{shape.n_layer} × {shape.n_embd}",
+            _(size.kind), count(shape.parameters), f"{shape.n_layer} × {shape.n_embd}",
             number(shape.block_size, ","), number(choice.bill.process / GIB, ".2f"),
             number(choice.host_bytes / GIB, ".1f"),
             number(choice.tokens_per_s, ",.0f"),

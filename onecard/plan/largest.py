@@ -33,7 +33,7 @@ class Size:
             "block_size": shape.block_size,
             "settings": self.choice.setting.to_json(),
             "total_gib": round(self.choice.bill.process / GIB, 3),
-            "host_gib": round(self.choice.bill.host / GIB, 3),
+            "host_gib": round(self.choice.host_bytes / GIB, 3),
             "tokens_per_s": round(self.choice.tokens_per_s, 1),
         }
 
@@ -51,6 +51,9 @@ class Candidate:
             "parameters": shape.parameters,
             "n_layer": shape.n_layer,
             "n_embd": shape.n_embd,
+            "settings": self.choice.setting.to_json(),
+            "total_gib": round(self.choice.bill.process / GIB, 3),
+            "host_gib": round(self.choice.host_bytes / GIB, 3),
             "tokens": round(self.tokens),
             "tokens_per_s": round(self.choice.tokens_per_s, 1),
             "loss": [round(x, 3) for x in (self.loss.low, self.loss.middle, self.loss.high)],
@@ -98,8 +101,18 @@ def largest_models(answer: Answer) -> list[Size]:
             low_bit=kind == "low-bit",
         )  # fmt: skip
         if choice is not None:
-            found.append(Size(kind, choice))
-    return found
+            found.append(Size(kind_of(choice), choice))
+    return _without_repeats(found)
+
+
+def kind_of(choice: Choice) -> str:
+    """By what it is, not by what was looked for: bits may be the user's own choice."""
+    return "exact" if choice.setting.exact else "low-bit"
+
+
+def _without_repeats(sizes: list[Size]) -> list[Size]:
+    """Where the user has decided about bits, both searches find the same."""
+    return sizes[:1] if len({size.kind for size in sizes}) == 1 else sizes
 
 
 def longest_blocks(answer: Answer) -> list[Size]:
@@ -119,8 +132,8 @@ def longest_blocks(answer: Answer) -> list[Size]:
     for kind in ("exact", "low-bit"):
         choice = _last_that_fits(lengths, with_block, low_bit=kind == "low-bit") if lengths else None
         if choice is not None:
-            found.append(Size(kind, choice))
-    return found
+            found.append(Size(kind_of(choice), choice))
+    return _without_repeats(found)
 
 
 def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = None) -> list[Candidate]:

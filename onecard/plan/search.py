@@ -10,12 +10,14 @@ from functools import cached_property
 from onecard.config import RunConfig
 from onecard.plan.bill import Bill, bill_of, host_lines
 from onecard.plan.lines import total
-from onecard.plan.rates import Rates
-from onecard.plan.settings import OFFLOAD, RECOMPUTE, Setting, default_chunk
+from onecard.plan.rates import ANY_CARD, Rates
+from onecard.plan.settings import OFFLOAD, RECOMPUTE, Setting, default_chunk, setting_of
 from onecard.plan.speed import StepTime, step_time
 from onecard.shapes import Shape
 
 LOW_BIT = ("bf16", "int8")
+# A setting predicted to be so much faster is worth a change: less is within what predictions are off by.
+WORTH_CHANGING = 1.03
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -158,15 +160,21 @@ def smallest(choices: Iterable[Choice]) -> Choice:
 
 
 def chosen(question: Question) -> tuple[Choice | None, list[Choice]]:
-    """The fastest exact setting that fits, else the fastest in low bits; and the exact ones looked at.
+    """The setting to run in, and the exact ones looked at: plan tells it, train uses it.
 
-    Low-bit training is another training: only where nothing exact fits.
+    The config as it stands, where that fits and nothing is clearly faster; else the fastest exact setting
+    that fits. Low-bit training is another training: only where nothing exact fits.
     """
-    exact = [question.answer(s) for s in settings(question.config, question.shape)]
+    config, shape = question.config, question.shape
+    exact = [question.answer(s) for s in settings(config, shape)]
     found = fastest(exact)
-    if found is None and not low_bit_is_pinned(question.config):
-        found = fastest(question.answer(s) for s in settings(question.config, question.shape, low_bit=True))
-    return found, exact
+    if found is None and not low_bit_is_pinned(config):
+        found = fastest(question.answer(s) for s in settings(config, shape, low_bit=True))
+    given = question.answer(setting_of(config, shape))
+    # Of a card that is not known, what is faster is not known either.
+    known = question.rates is not None and question.rates is not ANY_CARD
+    faster = found is not None and known and found.tokens_per_s > WORTH_CHANGING * given.tokens_per_s
+    return given if given.fits and not (faster and config.auto_fit) else found, exact
 
 
 def by_kind(question: Question) -> list[tuple[str, Choice]]:
@@ -178,13 +186,13 @@ def by_kind(question: Question) -> list[tuple[str, Choice]]:
             continue
         groups: dict[str, list[Choice]] = {}
         for setting in settings(config, question.shape, low_bit=low_bit):
-            groups.setdefault(_kind(setting), []).append(question.answer(setting))
+            groups.setdefault(kind(setting), []).append(question.answer(setting))
         for name, choices in groups.items():
             rows.append((name, fastest(choices) or smallest(choices)))
     return rows
 
 
-def _kind(setting: Setting) -> str:
+def kind(setting: Setting) -> str:
     parts = ["exact" if setting.exact else "low-bit"]
     if setting.recompute != "none":
         parts.append(f"recompute {setting.recompute}")

@@ -223,7 +223,7 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
         source = _("onecard bench of {date}").format(date=measured.date)
     source = _("from {source}").format(source=source)
     if rates.calibrated:
-        source += "; " + _("expect ±10%")
+        source += "; " + _("expect ±15%")
     else:
         source += "; " + _("this card is not calibrated, expect ±25%: `onecard bench` measures yours")
     table.add_row("", f"[dim]{source}[/dim]")

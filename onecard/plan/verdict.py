@@ -13,7 +13,7 @@ _KNOWN_DEPTHS = (20, 32)  # nanochat's of October 2025, that people ask for by n
 
 
 def verdict(answer: Answer) -> list[str]:
-    given, choice = answer.given, answer.choice
+    given, choice, config = answer.given, answer.choice, answer.config
     texts = [_as_it_stands(given)]
     if choice is None:
         nearest = answer.nearest
@@ -23,9 +23,12 @@ def verdict(answer: Answer) -> list[str]:
         texts += _what_else(answer)
     elif choice.setting != given.setting:
         faster = choice.tokens_per_s / given.tokens_per_s - 1 if given.tokens_per_s else 0.0
-        told = _("Faster by {n:.0%}").format(n=faster) if given.fits else _("The fastest that fits")
-        if not given.fits or faster > 0.01:
-            texts.append(f"{told}: [bold]{choice.words}[/bold]")
+        told = _("Faster by {n:.0%}").format(n=faster)
+        if not given.fits:
+            told = _("Fits, and is as fast as anything that does, within 1%")
+        texts.append(f"{told}: [bold]{choice.words}[/bold]")
+        if not config.auto_fit:
+            texts.append(_("With auto_fit=False these flags have to be given; train would refuse."))
     if choice is not None:
         texts += _remarks(answer, choice)
     return texts
@@ -61,6 +64,14 @@ def _remarks(answer: Answer, choice: Choice) -> list[str]:
         texts.append(
             _("It takes {n:.0f} GiB of the PC's own memory; --host-ram says how much there is.").format(
                 n=choice.host_bytes / GIB
+            )
+        )
+    if config.dropout:
+        texts.append(_("The time that dropout takes is not counted."))
+    if answer.vocabulary_is_assumed:
+        texts.append(
+            _("data/{name} is not prepared yet: a vocabulary of {n:,} is assumed (--vocab_size).").format(
+                name=config.dataset, n=answer.question.shape.vocab_size
             )
         )
     if target.taken > GIB / 10:

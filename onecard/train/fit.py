@@ -17,16 +17,23 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
-from onecard.plan.rates import ANY_CARD
-from onecard.plan.search import Choice, Question, by_kind, chosen, fastest, pinned, settings, smallest
+from onecard.plan.search import (
+    WORTH_CHANGING,
+    Choice,
+    Question,
+    by_kind,
+    chosen,
+    fastest,
+    pinned,
+    settings,
+    smallest,
+)
 from onecard.plan.settings import Setting, setting_of
 
 # Compiled code exists once for every micro-batch: no more sizes than this in a run.
 MOST_MICRO_BATCHES = 5
 # The next setting after a failure has to need this much less, or the failure comes again.
 _LOWER = 0.97
-# A setting predicted to be so much faster is worth a change: less is within what predictions are off by.
-_WORTH_CHANGING = 1.03
 # One that failed is tried again after so many steps, twice as many after each further failure.
 _PATIENCE = 64
 # At the bottom there is nothing smaller, but whoever took the memory may give it back: so often is it tried
@@ -118,7 +125,7 @@ class Fit:
         found = self._take(
             c for c in self._candidates()
             if c.bill.need * measured_share <= allocator
-            and c.tokens_per_s > _WORTH_CHANGING * now.tokens_per_s
+            and c.tokens_per_s > WORTH_CHANGING * now.tokens_per_s
             and not (c.setting in self._failed and self._failed[c.setting].again_at > step)
         )  # fmt: skip
         if found is not None:
@@ -171,10 +178,7 @@ def open_fit(question: Question, *, on_card: bool) -> Fit:
     found, exact = chosen(question)
     if found is None:
         raise _cannot_fit(question, smallest(exact))
-    # Of a card that is not known, what is faster is not known either.
-    faster = question.rates is not ANY_CARD and found.tokens_per_s > _WORTH_CHANGING * given.tokens_per_s
-    best = found if faster or not given.fits else given
-    return Fit(question, best.setting, enabled=True)
+    return Fit(question, found.setting, enabled=True)
 
 
 def told_at_start(fit: Fit) -> list[str]:
