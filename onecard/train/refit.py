@@ -81,12 +81,13 @@ class Refit:
 
     def after(self, error: BaseException, where: str) -> bool:
         """Ran out in `where`: is there another setting to try again with? It is in place then."""
-        again = self._make_room(error, where)
+        again = self._deal_with(error, where)
         # Every error is the end of a retry: they must not pass for a setting that fits too tightly.
         self._retries = allocator_retries(self.run.device)
         return again
 
-    def _make_room(self, error: BaseException, where: str) -> bool:
+    def _deal_with(self, error: BaseException, where: str) -> bool:
+        """The cheapest that was not tried yet: smaller bites, an emptied card, no sample, another setting."""
         run, step = self.run, self.run.position.step
         if not is_out_of_memory(error) or run.stepper is None or run.stepper.updating:
             return False
