@@ -10,9 +10,10 @@ import torch
 
 from onecard.errors import UserError
 
-# Of one function: micro-batches of up to five sizes, each with a ragged last one, and those of evaluation.
-# More means that something unforeseen changes from call to call.
-_MOST_SHAPES = 16
+# Of one function. A layer's backward pass: micro-batches of up to five sizes, each with a ragged last one,
+# in three ways to recompute. Its forward pass: as many sizes in training and in evaluation, and evaluations
+# that had to be made smaller. More means that something unforeseen changes from call to call.
+_MOST_SHAPES = 48
 _kinds_of_layers = 1  # each has the shapes above
 
 

@@ -56,6 +56,7 @@ class Angles(NamedTuple):
         return Angles(self.cos[first : first + length], self.sin[first : first + length])
 
 
+@torch.inference_mode(False)  # they are kept: training may use what a sample was the first to need
 def rotary_angles(length: int, head_dim: int, base: float, device: torch.device) -> Angles:
     """In float64 until the end: a large position times a small frequency loses digits in fp32."""
     frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)

@@ -67,6 +67,10 @@ class TrainingState:
     optimizer: dict[str, Tensor]
     scaler: dict[str, Any]
 
+    def is_finite(self) -> bool:
+        """Are all weights numbers?"""
+        return all(bool(tensor.isfinite().all()) for tensor in self.weights.values())
+
 
 def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Mapping[str, Any]) -> Path:
     """Write step-NNNNNNNN under `folder`, then drop checkpoints no longer kept."""

@@ -98,8 +98,6 @@ def new_stepper(
 ) -> Stepper:
     """With the model's present weights as masters."""
     storage = storage_of(setting)
-    # By itself not where memory is so dear that whole layers are computed twice: a graph takes some.
-    wanted = config.cuda_graphs is not None or (compiled and setting.recompute != "block")
     return Stepper(
         model,
         device=device,
@@ -110,8 +108,15 @@ def new_stepper(
         storage=storage,
         seed=config.seed,
         compiled=compiled,
-        graphs=config.cuda_graphs if wanted and _can_record(device, storage) else False,
+        graphs=graphs_of(config, setting, device, compiled=compiled),
     )
+
+
+def graphs_of(config: RunConfig, setting: Setting, device: str, *, compiled: bool) -> bool | None:
+    """Are micro-batches recorded as CUDA graphs? None: where that turns out to be faster."""
+    # By itself not where memory is so dear that whole layers are computed twice: a graph takes some.
+    wanted = config.cuda_graphs is not None or (compiled and setting.recompute != "block")
+    return config.cuda_graphs if wanted and _can_record(device, storage_of(setting)) else False
 
 
 def _can_record(device: str, storage: Storage) -> bool:

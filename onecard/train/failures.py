@@ -16,10 +16,15 @@ _BEYOND_RECOVERY = (
 )  # fmt: skip
 
 
+# Of those, what a program does to a card that is well.
+_FAULTS_OF_PROGRAMS = ("illegal memory access", "device-side assert", "misaligned address")
+_TOLD_BY_CUDA = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
+
+
 def is_beyond_recovery(error: BaseException) -> bool:
     """Has the process lost the card? torch tells it as a RuntimeError (since 2.8 as one of its kinds)."""
     text = str(error)
-    told_by_cuda = isinstance(error, RuntimeError) and ("CUDA error" in text or "CUDA driver error" in text)
+    told_by_cuda = isinstance(error, RuntimeError) and any(word in text for word in _TOLD_BY_CUDA)
     return told_by_cuda and any(word in text for word in _BEYOND_RECOVERY)
 
 
@@ -43,9 +48,15 @@ def _card_lost(error: Exception, run: Run, saved_step: int) -> UserError:
     again = f"go on with: onecard train --out_dir={folder}"
     if saved_step < 0:
         again = "start it again with the same command"
+    cause = "`nvidia-smi` and the system's log may tell (heat, power, overclocking)"
+    if any(word in str(error) for word in _FAULTS_OF_PROGRAMS):
+        cause = (
+            "likely a fault in the program, seldom an unstable card;\n"
+            "please report it, with what it says when CUDA_LAUNCH_BLOCKING=1 is set"
+        )
     return UserError(
         f"the card stopped working at step {step:,}: {first_line(error)}",
         f"this process cannot use it any more; {kept}",
-        f"{again}\nif it comes again: `nvidia-smi` and the system's log may tell (heat, power, overclocking)",
+        f"{again}\nif it comes again: {cause}",
         exit_code=1,
     )

@@ -136,6 +136,7 @@ class Fit:
         """The present setting turned out slower than the one before it."""
         self._not_again_soon(step)
         self.setting = to
+        self.evaluation_batch = min(self.evaluation_batch, to.micro_batch)
 
     def _not_again_soon(self, step: int, *, expected: bool = False) -> None:
         failure = self._failed.setdefault(self.setting, Failure(0, _PATIENCE // 2))

@@ -91,8 +91,9 @@ class Training:
         except DivergedError:
             raise  # what was computed since the last checkpoint is not worth keeping
         except Exception as error:
-            if self.run.parked is not None or not is_beyond_recovery(error):
-                self._rescue()
+            lost = is_beyond_recovery(error)
+            if self.run.parked is not None or not lost:
+                self._rescue(card_lost=lost)
             told = explained(error, self.run, self.saved_step)
             if told is error:
                 raise
@@ -277,13 +278,18 @@ class Training:
                     raise
         return self.journal.finished(interrupted=interrupted, saved_step=self.saved_step)
 
-    def _rescue(self) -> None:
+    def _rescue(self, *, card_lost: bool) -> None:
         """Something failed: keep the steps since the last checkpoint if they are whole."""
         stepper = self.run.stepper  # None: it failed between two settings, and the state is parked
         if self.position.step <= max(self.saved_step, 0) or (stepper is not None and stepper.updating):
             return
         say = self.journal.display.say
         try:
+            if card_lost:
+                # The last losses are gone with it; whether the run had diverged, the weights tell.
+                self._in_flight = []
+                if self.run.parked is not None and not self.run.parked.is_finite():
+                    raise self._diverged("the weights are no longer numbers")
             self._settle()
             self._save()
             say(f"saved step {self.position.step:,} before giving up", "yellow")

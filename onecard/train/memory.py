@@ -19,7 +19,7 @@ from onecard.train.neighbours import careful_bytes, spilling_platform
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _OUT_OF_MEMORY = (
     "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory",
-    "CUDA error: out of memory",
+    "CUDA error: out of memory", "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory",
 )  # fmt: skip
 _LOW_BIT = "--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training"
 _SMALLER = "a smaller model or a shorter --block_size needs less of everything"
@@ -28,7 +28,7 @@ _own_caps: dict[int, tuple[float, float]] = {}
 
 
 def peak_memory_gib(device: str) -> float | None:
-    """Most memory held so far: by the allocator on a card, by the whole process on a CPU."""
+    """Most memory held: by tensors on a card, since `measure_afresh`; by the whole process on a CPU."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device) / 2**30
     try:
@@ -99,7 +99,8 @@ def reserve_of(config: RunConfig, device: str) -> float | None:
     if config.vram_reserve is not None or not device.startswith("cuda") or not spilling_platform():
         return config.vram_reserve
     free, total = torch.cuda.mem_get_info(device)
-    return careful_bytes(free, total, spills=True) / 2**30
+    # Ours counts as free: a card that we have filled ourselves is to be left as much as an empty one.
+    return careful_bytes(free + torch.cuda.memory_reserved(device), total, spills=True) / 2**30
 
 
 def allocator_bytes(
@@ -111,7 +112,7 @@ def allocator_bytes(
     free, total = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device)  # ours already
     # The driver does not know of torch's own limit, which whoever started this process may have set.
-    allocator = min(float(free), torch.cuda.get_per_process_memory_fraction(_index(device)) * total)
+    allocator = min(float(free), _share_from_outside(_index(device)) * total)
     if limit_gib is not None:
         allocator = min(
             allocator, limit_gib * 2**30 - (_context_bytes(device) if context is None else context)
@@ -127,12 +128,21 @@ def _index(device: str) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
+def _share_from_outside(index: int) -> float:
+    """The share of the card that others have limited this process to: without our own cap, which is no reason
+    to ask for less the next time."""
+    now = torch.cuda.get_per_process_memory_fraction(index)
+    own, before = _own_caps.get(index, (None, 1.0))
+    # Not equal: torch keeps it as whole bytes.
+    return before if own is not None and abs(now - own) < 1e-6 else now
+
+
 def _lift_own_cap(device: str) -> None:
     """One run's vram_limit is not the next one's in the same process; a limit set by others stays."""
     index = _index(device)
-    share, before = _own_caps.pop(index, (None, 1.0))
-    if share is not None and torch.cuda.get_per_process_memory_fraction(index) == share:
-        torch.cuda.set_per_process_memory_fraction(before, index)
+    if index in _own_caps:
+        torch.cuda.set_per_process_memory_fraction(_share_from_outside(index), index)
+        del _own_caps[index]
 
 
 def _context_bytes(device: str) -> int:

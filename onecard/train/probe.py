@@ -19,9 +19,11 @@ Probe = tuple[str, Callable[[], None]]
 
 
 def probes(run: Run) -> list[Probe]:
-    """Named as the loop names what it does. A run that begins evaluates before its first step anyway."""
+    """Named as the loop names what it does. A run that begins evaluates before its first step anyway; one
+    that goes on from a checkpoint mostly does not, even where its step has an evaluation: that was done."""
     found: list[Probe] = []
-    if run.position.step % run.config.eval_interval:
+    position = run.position
+    if position.step % run.config.eval_interval or position.evaluated_step == position.step:
         found.append(("evaluation", lambda: _evaluation(run)))
     if run.tokenizer is not None and run.config.sample_tokens:
         found.append(("sampling", lambda: _sampling(run)))

@@ -21,7 +21,7 @@ from onecard.plan.search import Choice
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
 from onecard.run.pause import PauseRequest
-from onecard.train.engine import new_stepper, storage_of
+from onecard.train.engine import graphs_of, new_stepper, storage_of
 from onecard.train.fit import Fit
 from onecard.train.journal import Journal
 from onecard.train.memory import (
@@ -39,6 +39,7 @@ from onecard.train.start import Run
 from onecard.train.watch import SpeedWatch
 
 _PAUSED_LOOK = 0.1  # seconds
+_OF_TRAINING = ("loss", "backward pass of a layer")  # moments that every step has
 _CLIMB_EVERY = 32  # steps between looks at how much memory there is now
 # It just fits, but the allocator starts over again and again: as good as not fitting, and found out so often.
 _THRASHING_EVERY, _THRASHING = 8, 4
@@ -64,7 +65,8 @@ class Refit:
 
     def __init__(self, run: Run, journal: Journal) -> None:
         self.run, self.journal = run, journal
-        self._retries = 0  # of the allocator, when last looked at
+        measure_afresh(run.device)  # what choosing kernels and building took is no setting's peak
+        self._retries = allocator_retries(run.device)  # when last looked at
         self._stage: Stage | None = None
         self._emptied_for: tuple[str, int] | None = None
         first = look_at(run.device)
@@ -83,6 +85,13 @@ class Refit:
 
     def after(self, error: BaseException, where: str) -> bool:
         """Ran out in `where`: is there another setting to try again with? It is in place then."""
+        again = self._deal_with(error, where)
+        # Every error is the end of a retry: they must not pass for a setting that fits too tightly.
+        self._retries = allocator_retries(self.run.device)
+        return again
+
+    def _deal_with(self, error: BaseException, where: str) -> bool:
+        """The cheapest that was not tried yet: smaller bites, an emptied card, no sample, another setting."""
         run, step = self.run, self.run.position.step
         if not is_out_of_memory(error) or run.stepper is None or run.stepper.updating:
             return False
@@ -130,7 +139,7 @@ class Refit:
 
     def pause(self, wanted: PauseRequest, stop: Callable[[], bool]) -> None:
         """The card is free until the wish is taken back, or the run is to end."""
-        run, step = self.run, self.run.position.step
+        run, step, before = self.run, self.run.position.step, self.fit.setting
         park(run)
         wanted.granted()
         self.journal.paused()
@@ -138,7 +147,17 @@ class Refit:
             time.sleep(_PAUSED_LOOK)
         if not stop():
             put_in_place(run, step)
+            measure_afresh(run.device)
             self.journal.going_on()
+        after = self.fit.setting
+        if after != before:
+            # Others have taken memory meanwhile.
+            self._stage = None
+            self._watch.reset()
+            self.journal.refitted(
+                f"there is less memory than before the pause: going on with {after.words()}", where="pause",
+                before=before.to_json(), after=after.to_json(),
+            )  # fmt: skip
         wanted.over()
 
     def settled(self) -> None:
@@ -163,9 +182,13 @@ class Refit:
             return False
         changed = self.after(torch.OutOfMemoryError(verdict.text), "training")
         if changed:
-            # What others have taken since is no longer ours to fill.
-            cap_memory(run.device, run.config.vram_limit, reserve_of(run.config, run.device))
+            self._cap_anew()  # what others have taken since is no longer ours to fill
         return changed
+
+    def _cap_anew(self) -> None:
+        """By what there is now: the cap of the start knows nothing of who has come or gone."""
+        config, device = self.run.config, self.run.device
+        cap_memory(device, config.vram_limit, reserve_of(config, device))
 
     def _thrashing(self) -> bool:
         if self.run.position.step % _THRASHING_EVERY:
@@ -194,6 +217,8 @@ class Refit:
         before, speed = self.fit.choice, self.journal.pace.measured
         if self.fit.up(step, math.inf if there is None else there, self._measured_share(before)) is None:
             return False
+        if there is not None:
+            self._cap_anew()  # what has come back may be used
         change_setting(run, step)
         self._watch.reset(self._watch.usual)
         after = self.fit.choice
@@ -216,7 +241,9 @@ class Refit:
         if not self.run.device.startswith("cuda"):
             return 1.0
         share = (peak_memory_gib(self.run.device) or 0.0) * GIB / now.bill.allocated
-        return min(max(share, _LEAST_SHARE), _MOST_SHARE)
+        # An evaluation or a sample may not have come since the peak is measured: no reason to expect less.
+        least = _LEAST_SHARE if now.bill.worst.name in _OF_TRAINING else 1.0
+        return min(max(share, least), _MOST_SHARE)
 
     def _judge(self, stage: Stage) -> bool:
         """Did the change bring what was predicted? One that made it slower is taken back."""
@@ -256,6 +283,8 @@ def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
         setting = run.fit.setting
         run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
         if run.parked is None and storage_of(setting) == storage:
+            assert run.stepper is not None
+            run.stepper.record(graphs_of(run.config, setting, run.device, compiled=run.model.compiled))
             return
         try:
             unpark(run, run.parked or park(run), setting)

@@ -67,9 +67,19 @@ class Stepper:
         self.loss_scale = LossScale(enabled=dtype == "float16")
         self._key = torch.zeros((), dtype=torch.int32, device=device)  # of the noise of bf16 totals
         self._micros = 0  # of the step in progress: numbers the noise of bf16 totals
-        measure = host_share if graphs is None else None
-        self.replay = Replay(self._loss_of, measure=measure) if graphs is not False else None
+        self._recordable = True
+        self.record(graphs)
         self.updating = False  # weights and moments are between two steps, not to be saved
+
+    def record(self, graphs: bool | None) -> None:
+        """Whether to record micro-batches (None: where that pays), from nothing.
+
+        Also for another setting of the same storage: it runs other kernels, and those have to be compiled
+        in plain passes before they can be recorded, though the shape of a micro-batch is the same.
+        """
+        measure = host_share if graphs is None else None
+        wanted = graphs is not False and self._recordable
+        self.replay = Replay(self._loss_of, measure=measure) if wanted else None
 
     def run(
         self,
@@ -114,6 +124,7 @@ class Stepper:
         if self.replay is None or self.replay.problem is None:
             return []
         problem, self.replay = self.replay.problem, None
+        self._recordable = "out of memory" in problem  # another setting may leave room
         return [f"micro-batches are not recorded as CUDA graphs, it does not work here: {problem}"]
 
     def release(self) -> None:

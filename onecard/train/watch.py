@@ -29,7 +29,7 @@ _NEARLY_ALL, _CLEARLY = 0.9, 1.2
 # The usual pace comes from so many looks at least, and from those of a while ago: a slow stretch must not
 # pass for usual before it is told, and a speed that changes little by little must.
 _LEARNED, _APART, _REMEMBERED = 12, 12, 64
-# A neighbour that comes and goes is told so often in one setting, then no more.
+# A neighbour that comes and goes is told so often in one setting, then no more; as many are told by name.
 MOST_TOLD = 8
 
 
@@ -86,8 +86,9 @@ class SpeedWatch:
         if not (self._before or self._is_slow()):
             self._well = look
         new = tuple(p for p in look.computing if p.pid not in self._known)
+        told = told_about(Look(neighbours=new)) if len(self._known) < MOST_TOLD else []
         self._known.update(p.pid for p in new)
-        return told_about(Look(neighbours=new))
+        return told
 
     def verdict(self, look: Look) -> Verdict | None:
         """What has changed since the last verdict, and why."""

@@ -11,7 +11,10 @@ from conftest import write_bins
 
 from onecard.model import compiling
 from onecard.model.gpt2 import GPT2
+from onecard.plan.settings import RECOMPUTE
 from onecard.shapes import GPT2Shape
+from onecard.train.fit import MOST_MICRO_BATCHES
+from onecard.train.step import Stepper
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [
@@ -57,6 +60,24 @@ def test_a_compiled_run_gives_the_eager_losses(tmp_path: Path) -> None:
     assert list((tmp_path / "compiled").rglob("*.so")), "nothing was kept for the next run"
     eager = run_training(tmp_path, "--no-compile", "--out_dir=eager", PYTHONPATH=str(ROOT))
     assert losses(compiled.stderr) == pytest.approx(losses(eager.stderr), abs=2e-4)
+
+
+def test_all_that_fitting_may_change_is_foreseen() -> None:
+    """Five sizes of micro-batches, each with a ragged last one, in every way to recompute."""
+    torch.compiler.reset()
+    before = torch._dynamo.config.recompile_limit
+    model = GPT2.initialised(GPT2Shape(1, 1, 8, 20, 4, False), 0)
+    Stepper(model, device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0)  # gives it its totals
+    model.compile_parts(backend="eager")
+    try:
+        for size in range(1, 2 * MOST_MICRO_BATCHES + 1):
+            tokens = torch.zeros(size, 4, dtype=torch.int64)
+            model.loss_sum(tokens, tokens)
+            for model.recompute in RECOMPUTE:
+                model.loss_sum(tokens, tokens, scale=torch.ones(()))
+    finally:
+        torch._dynamo.config.recompile_limit = before
+        torch.compiler.reset()
 
 
 def test_more_shapes_than_foreseen_are_an_error_a_person_can_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,15 @@ def test_cached_decoding_is_the_whole_computation() -> None:
     assert expected_TV.abs().max() <= 15
 
 
+def test_angles_that_a_sample_was_the_first_to_need_are_fit_for_training() -> None:
+    """The trainer tries a sample before its first step; tensors of inference mode are not for autograd."""
+    model = Nanochat.initialised(SHAPE, 0)
+    with torch.inference_mode():
+        model.next_logits(torch.zeros(1, 1, dtype=torch.int64), model.new_cache(1, 4))
+    assert model._angles is not None
+    assert not any(tensor.is_inference() for tensor in model._angles)
+
+
 def test_the_dial_gives_nanochats_models() -> None:
     d32 = NanochatShape.of_depth(32, 65536, 2048)
     assert (d32.n_embd, d32.n_head, d32.head_dim) == (2048, 16, 128)

@@ -222,12 +222,32 @@ def test_an_allocator_that_keeps_starting_over_is_a_shortage(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a card that spills or thrashes nothing fails; it only becomes slow."""
-    retries = iter([0, 5, 5, 6, 6, 6, 6, 6])
-    monkeypatch.setattr(refit_module, "allocator_retries", lambda device: next(retries, 6))
+    retries = iter([70, 70, 75, 75, 76])  # 70 before it began: the process had another run
+    monkeypatch.setattr(refit_module, "allocator_retries", lambda device: next(retries, 76))
     summary = train(config("--max_iters=40"))
     (told,) = (e for e in events("out") if e["event"] == "refitted" and e["where"] == "training")
     assert told["step"] == 16 and "started over" in told["error"]
     assert summary.values["step"] == 40
+
+
+def test_errors_that_were_dealt_with_are_no_thrashing(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is the end of a retry of the allocator's."""
+    plain, failures = evaluate_module.evaluate, iter(range(2**62))
+    retries = 0
+
+    def limited(*arguments: Any, **named: Any) -> Any:
+        nonlocal retries
+        if named["micro_batch"] > 1:
+            retries += 5
+            raise torch.OutOfMemoryError(f"CUDA out of memory, number {next(failures)}")
+        return plain(*arguments, **named)
+
+    monkeypatch.setattr(evaluate_module, "evaluate", limited)
+    monkeypatch.setattr(refit_module, "allocator_retries", lambda device: retries)
+    assert train(config("--max_iters=20")).values["refits"] == 0
+    assert retries == 10
 
 
 # --- decisions alone

@@ -11,8 +11,16 @@ from onecard.hardware.cpu import available_memory
 from onecard.hardware.machine import local_cpu
 from onecard.knobs import load_config
 from onecard.train import memory as memory_module
-from onecard.train.memory import allocator_bytes, cap_memory, out_of_memory, use_expandable_segments
+from onecard.train.memory import (
+    allocator_bytes,
+    cap_memory,
+    is_out_of_memory,
+    out_of_memory,
+    reserve_of,
+    use_expandable_segments,
+)
 
+GIB = 2**30
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -59,6 +67,63 @@ def test_a_limit_that_torch_was_given_from_outside_is_respected(monkeypatch: pyt
     assert cap_memory("cuda", 9.0, None)[0] == 8 * gib, "the earlier run's limit is not this one's"
     assert cap_memory("cuda", None, None) == (None, [])
     assert card["share"] == 0.5, "what came from outside stays"
+
+
+class PretendCard:
+    """24 GiB, of which others and we hold some; torch keeps limits as whole bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.others, self.ours, self.limit = 3 * GIB, 0, 24 * GIB
+        for name, answer in (
+            ("mem_get_info", lambda device=None: (24 * GIB - self.others - self.ours, 24 * GIB)),
+            ("memory_reserved", lambda device=None: self.ours),
+            ("current_device", lambda: 0),
+            ("get_per_process_memory_fraction", lambda device=None: self.limit / (24 * GIB)),
+            ("set_per_process_memory_fraction", self._set),
+        ):
+            monkeypatch.setattr(torch.cuda, name, answer)
+        monkeypatch.setattr(memory_module, "_context_bytes", lambda device: GIB)
+        monkeypatch.setattr(memory_module, "_own_caps", {})
+
+    def _set(self, share: float, device: int) -> None:
+        self.limit = int(share * 24 * GIB)
+
+
+def test_what_others_give_back_may_be_used_though_a_cap_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = PretendCard(monkeypatch)
+    assert cap_memory("cuda", None, 1.234567)[0] == pytest.approx((21 - 1.234567) * GIB)
+    card.ours, card.others = 15 * GIB, GIB
+    there = allocator_bytes("cuda", None, 1.234567)
+    assert there == pytest.approx((23 - 1.234567) * GIB), "our own cap is no limit from outside"
+    assert cap_memory("cuda", None, 1.234567)[0] == there
+    assert cap_memory("cuda", None, None) == (None, [])
+    assert card.limit == 24 * GIB, "lifted at last"
+
+
+@pytest.mark.parametrize("ours", [0, 15, 21])
+def test_where_the_driver_spills_a_full_card_is_left_as_much_as_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, ours: int
+) -> None:
+    card = PretendCard(monkeypatch)
+    card.ours = ours * GIB
+    monkeypatch.setattr(memory_module, "spilling_platform", lambda: "WSL2")
+    assert reserve_of(load_config(RunConfig, []), "cuda") == pytest.approx(0.03 * 24)
+    assert reserve_of(load_config(RunConfig, ["--vram_reserve=2"]), "cuda") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("CUDA error: out of memory\nCUDA kernel errors might ...", True),
+        ("CUDA driver error: out of memory", True),  # of segments that grow
+        ("Triton Error [CUDA]: out of memory", True),  # a kernel that is loaded onto a full card
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_the_ways_in_which_running_out_is_told(told: str, expected: bool) -> None:
+    assert is_out_of_memory(RuntimeError(told)) is expected
+    assert is_out_of_memory(torch.AcceleratorError(told)) is expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not known elsewhere")

@@ -148,6 +148,31 @@ def test_an_error_of_another_kind_while_parked_is_told_and_the_steps_are_saved(
     assert saved_steps() == [7]
 
 
+@pytest.mark.parametrize("diverged", [False, True])
+def test_a_card_lost_while_all_is_parked_costs_no_step(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None, diverged: bool
+) -> None:
+    """The steps in flight cannot be asked for their losses any more, but the weights are in host memory."""
+    lost = RuntimeError("CUDA error: unspecified launch failure")
+    full_at_step(monkeypatch, 7)
+    plain = refit_module.park
+
+    def park(run: Any) -> Any:
+        state = plain(run)
+        fail_from(monkeypatch, torch, "stack", range(10**6), lost)
+        if diverged:
+            next(iter(state.weights.values()))[0] = torch.nan
+        return state
+
+    monkeypatch.setattr(refit_module, "park", park)
+    fail_from(monkeypatch, refit_module, "new_stepper", range(10**6), lost)
+    with pytest.raises(UserError, match="the card stopped working at step 7") as stopped:
+        train(config("--eval_interval=100", "--log_interval=100"))
+    assert saved_steps() == ([] if diverged else [7])
+    told = "7 steps after it are lost" if diverged else "the checkpoint of step 7 is kept"
+    assert told in stopped.value.why
+
+
 @pytest.mark.parametrize("place", ["park", "new_stepper", "restore"])
 @pytest.mark.parametrize("host", [False, True])
 def test_a_change_that_fails_itself_is_tried_in_another_way(
@@ -232,6 +257,60 @@ def test_ctrl_c_during_a_change_ends_the_run_after_it(
     summary = train(config("--eval_interval=100"))
     assert summary.interrupted
     assert saved_steps() == [7]
+
+
+def test_another_setting_decides_anew_what_is_recorded(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing changes its place and the stepper stays."""
+    recorded, settings = [], []
+    plain = Stepper.record
+    monkeypatch.setattr(
+        Stepper, "record", lambda stepper, graphs: (recorded.append(graphs), plain(stepper, False))[1]
+    )
+
+    def chosen(asked: RunConfig, setting: Setting, device: str, *, compiled: bool) -> bool:
+        settings.append(setting)
+        return True
+
+    monkeypatch.setattr(refit_module, "graphs_of", chosen)
+    fail_from(monkeypatch, Stepper, "run", range(7, 8))
+    train(config())
+    (changed,) = events("refitted")
+    assert changed["before"]["offload"] == changed["after"]["offload"] == "none"
+    assert recorded == [False, True]
+    assert [setting.to_json() for setting in settings] == [changed["after"]]
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_less_memory_after_a_pause_is_told(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None, in_float64: None, failures: int
+) -> None:
+    train(config("--out_dir=quiet"))
+    monkeypatch.setattr(loop_module, "PauseRequest", lambda directory: ShortPause())
+    failed = fail_from(monkeypatch, refit_module, "new_stepper", range(failures))
+    train(config())
+    assert len(events("paused")) == len(events("went on")) == 1
+    assert [event["where"] for event in events("refitted")] == ["pause"] * bool(failures)
+    assert len(failed) == failures
+    for name, expected in weights("quiet").items():
+        assert (weights()[name] - expected).abs().max() < 1e-9, name
+
+
+class ShortPause:
+    """Wished for after a while, and over as soon as it is granted."""
+
+    def __init__(self) -> None:
+        self._asked, self._was = 0, False
+
+    def __call__(self) -> bool:
+        self._asked += 1
+        return self._asked > 40 and not self._was
+
+    def granted(self) -> None:
+        self._was = True
+
+    def over(self) -> None: ...
 
 
 SMALL_NANOCHAT = ["--arch=nanochat", "--depth=2", "--dataset=tiny", "--vocab_size=61",

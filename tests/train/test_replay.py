@@ -9,12 +9,16 @@ import torch
 from conftest import MemoryTokens
 from torch import Tensor
 
+from onecard.config import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
+from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
 from onecard.optim.held import Storage
 from onecard.optim.rules import Rates
+from onecard.plan.settings import Setting
 from onecard.shapes import GPT2Shape
+from onecard.train.engine import graphs_of
 from onecard.train.replay import Replay
 from onecard.train.step import Stepper
 
@@ -162,3 +166,44 @@ def test_a_stepper_tells_of_the_problem_once_and_goes_on() -> None:
         assert told.endswith("it does not work here: no")
         assert stepper.news() == []
         assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
+
+
+@pytest.mark.parametrize(("problem", "again"), [("no", False), ("CUDA out of memory", True)])
+def test_another_setting_is_recorded_from_nothing(problem: str, again: bool) -> None:
+    """Its kernels are not those of the plain passes so far, though micro-batches look the same."""
+
+    def failing(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
+        raise RuntimeError(problem)
+
+    stepper = Stepper(
+        GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0, seed=3
+    )
+    stepper.record(True)
+    first = stepper.replay
+    assert first is not None
+    stepper.record(True)
+    assert stepper.replay is not None and stepper.replay is not first
+    stepper.record(False)
+    assert stepper.replay is None
+    stepper.replay = Replay(stepper._loss_of, failing)
+    stepper.replay.problem = problem
+    assert len(stepper.news()) == 1
+    stepper.record(True)
+    assert (stepper.replay is not None) is again, "what does not work here is told once"
+
+
+@pytest.mark.parametrize(
+    ("words", "recompute", "offload", "device", "expected"),
+    [
+        ([], "none", "none", "cuda", None),
+        ([], "block", "none", "cuda", False),
+        (["--cuda_graphs=True"], "block", "none", "cuda", True),
+        (["--cuda_graphs=True"], "none", "gradients", "cuda", False),
+        (["--cuda_graphs=True"], "none", "none", "cpu", False),
+    ],
+)
+def test_which_settings_are_recorded(
+    words: list[str], recompute: str, offload: str, device: str, expected: bool | None
+) -> None:
+    setting = Setting(4, 128, recompute, offload)
+    assert graphs_of(load_config(RunConfig, words), setting, device, compiled=True) is expected

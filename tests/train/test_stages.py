@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.knobs import load_config
 from onecard.model.decoder import Decoder
+from onecard.plan.activations import training_moments
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD, Rates, rates_of
@@ -31,6 +33,7 @@ from onecard.train.fit import Fit, open_fit, plan_of, process_bytes, told_at_sta
 from onecard.train.loop import train
 from onecard.train.neighbours import Look
 from onecard.train.pace import Pace
+from onecard.train.refit import _OF_TRAINING, Refit
 from onecard.train.step import Stepper
 from onecard.train.watch import Verdict
 
@@ -135,6 +138,7 @@ def test_going_back_is_remembered() -> None:
     larger = fit.up(step=1, allocator=60 * GIB)
     fit.back(small, step=40)
     assert fit.setting == small
+    assert fit.evaluation_batch <= small.micro_batch, "what the bill of the smaller setting counts with"
     assert fit.up(step=41, allocator=60 * GIB) != larger, "not at once again"
     fit.setting = small
     assert fit.up(step=1000, allocator=60 * GIB) == larger
@@ -154,6 +158,26 @@ def test_what_others_took_is_tried_again_as_soon_as_it_is_back(taken: bool) -> N
     assert (fit.up(5065, allocator=1.2 * need) == first) is taken
     fit.setting = lower
     assert fit.up(5000 + 64 * 2**6, allocator=1.2 * need) == first
+
+
+@pytest.mark.parametrize(
+    ("worst", "measured", "share"),
+    [("loss", 0.95, 0.95), ("loss", 0.5, 0.9), ("evaluation", 0.95, 1.0), ("evaluation", 1.05, 1.05)],
+)
+def test_a_peak_that_may_not_have_come_yet_is_no_reason_to_expect_less(
+    monkeypatch: pytest.MonkeyPatch, worst: str, measured: float, share: float
+) -> None:
+    bill = SimpleNamespace(allocated=10 * GIB, worst=SimpleNamespace(name=worst))
+    monkeypatch.setattr(refit_module, "peak_memory_gib", lambda device: 10 * measured)
+    refit = SimpleNamespace(run=SimpleNamespace(device="cuda"))
+    found = Refit._measured_share(refit, SimpleNamespace(bill=bill))  # type: ignore[arg-type]
+    assert found == pytest.approx(share)
+
+
+def test_the_moments_of_every_step_have_the_names_that_the_bill_gives_them() -> None:
+    asked = question("--batch_size=4")
+    setting = setting_of(asked.config, asked.shape)
+    assert {m.name for m in training_moments(asked.shape, setting, "bfloat16")} == set(_OF_TRAINING)
 
 
 class PretendCard:
@@ -234,6 +258,9 @@ def test_what_comes_late_is_tried_first(workplace: Path, monkeypatch: pytest.Mon
     order.clear()
     train(load_config(RunConfig, [*words, "--max_iters=5", "--init_from=resume"]))
     assert order == ["_evaluation", "_sampling", "_checkpoint", "step", "step"]
+    order.clear()
+    train(load_config(RunConfig, [*words, "--max_iters=6", "--eval_interval=5", "--init_from=resume"]))
+    assert order == ["_evaluation", "_sampling", "_checkpoint", "step"], "step 5 was evaluated at its end"
 
 
 def test_probing_changes_nothing_that_is_learned(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
