@@ -40,7 +40,10 @@ from onecard.train.watch import SpeedWatch
 
 _PAUSED_LOOK = 0.1  # seconds
 _OF_TRAINING = ("loss", "backward pass of a layer")  # moments that every step has
-_CLIMB_EVERY = 32  # steps between looks at how much memory there is now
+# Steps between looks at how much memory there is now, and seconds: small models step in milliseconds.
+_CLIMB_EVERY, _CLIMB_SECONDS = 32, 1.0
+# The speed of a setting counts from its ninth step on, and after as many as two such stretches.
+_STEADY, _MEASURED = 8, 16
 # It just fits, but the allocator starts over again and again: as good as not fitting, and found out so often.
 _THRASHING_EVERY, _THRASHING = 8, 4
 _NOTICE_EVERY = 60.0  # seconds between looks at who else is on the card
@@ -72,7 +75,10 @@ class Refit:
         first = look_at(run.device)
         run.notes += told_about(first)
         self._watch = SpeedWatch(spilling_platform() is not None, first)
-        self._watched = 0, 0.0  # steps and seconds that the watch has been told of
+        self._watched = 0, 0.0  # steps and seconds of this process that are finished
+        self._began_at = 0  # of these steps, the one with which the present setting began
+        self._steady: tuple[int, float] | None = None  # where it had settled
+        self._looked = time.monotonic()
         self._slow, self._noticed = False, time.monotonic()
 
     @property
@@ -123,7 +129,7 @@ class Refit:
             return False
         self._stage = None
         change_setting(run, step)
-        self._watch.reset()
+        self._another_setting()
         after = self.fit.choice
         going_on = "going on"
         if after.setting == before.setting:
@@ -153,7 +159,7 @@ class Refit:
         if after != before:
             # Others have taken memory meanwhile.
             self._stage = None
-            self._watch.reset()
+            self._another_setting()
             self.journal.refitted(
                 f"there is less memory than before the pause: going on with {after.words()}", where="pause",
                 before=before.to_json(), after=after.to_json(),
@@ -164,12 +170,26 @@ class Refit:
         """All steps so far are finished: their time is a measurement."""
         steps, seconds = self.journal.session
         (steps_before, seconds_before), self._watched = self._watched, (steps, seconds)
+        if self._steady is None and steps >= self._began_at + _STEADY:
+            self._steady = self._watched
         # What a processor has to share is no news; whoever sits at it knows.
         if steps > steps_before and self._on_card:
             self._slow = self._watch.step_took(seconds - seconds_before, steps - steps_before) or self._slow
         if self._on_card and time.monotonic() - self._noticed > _NOTICE_EVERY:
             self._noticed = time.monotonic()
             self.journal.tell(self._watch.notice(look_at(self.run.device)))
+
+    def _another_setting(self, expected_seconds: float | None = None) -> None:
+        """Another pace from here on; `expected_seconds` a step at most, where that is known."""
+        self._began_at, self._steady = self.journal.session[0], None
+        self._watch.reset(expected_seconds)
+
+    def _speed(self) -> float | None:
+        """Tokens per second of the present setting; None until enough of its steps are finished."""
+        if self._steady is None:
+            return None
+        steps, seconds = (now - then for now, then in zip(self._watched, self._steady, strict=True))
+        return steps * self.run.config.tokens_per_step / seconds if steps >= _MEASURED and seconds else None
 
     def _speed_changed(self) -> bool:
         """Steps take much longer, or no longer do: told, and where the driver spills, acted on."""
@@ -206,21 +226,22 @@ class Refit:
             return self.after(torch.OutOfMemoryError(told), "training")
         if self._slow and self._speed_changed():
             return True
-        if step % _CLIMB_EVERY:
+        if step % _CLIMB_EVERY or (self._on_card and time.monotonic() - self._looked < _CLIMB_SECONDS):
             return False
+        self._looked = time.monotonic()
         if self._stage is not None:
             return self._judge(self._stage)
         there = self._there()
         # On a CPU nothing is faster than what was asked for; only what was given up may come back.
         if there is None and self.fit.as_given:
             return False
-        before, speed = self.fit.choice, self.journal.pace.measured
+        before, speed = self.fit.choice, self._speed()
         if self.fit.up(step, math.inf if there is None else there, self._measured_share(before)) is None:
             return False
         if there is not None:
             self._cap_anew()  # what has come back may be used
         change_setting(run, step)
-        self._watch.reset(self._watch.usual)
+        self._another_setting(self._watch.usual)
         after = self.fit.choice
         self._stage = Stage(before, speed)
         self.journal.refitted(
@@ -247,7 +268,7 @@ class Refit:
 
     def _judge(self, stage: Stage) -> bool:
         """Did the change bring what was predicted? One that made it slower is taken back."""
-        run, now, speed = self.run, self.fit.choice, self.journal.pace.measured
+        run, now, speed = self.run, self.fit.choice, self._speed()
         if speed is None:
             return False  # not measured yet, and no other change before that
         self._stage = None
@@ -257,7 +278,7 @@ class Refit:
             return False
         self.fit.back(stage.before.setting, run.position.step)
         change_setting(run, run.position.step)
-        self._watch.reset()
+        self._another_setting()
         self.journal.refitted(
             f"that made it {-gain:.0%} slower: going back to {self.fit.setting.words()}", where="back",
             before=now.setting.to_json(), after=self.fit.setting.to_json(), measured_gain=gain,

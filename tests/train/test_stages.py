@@ -32,7 +32,6 @@ from onecard.train import start as start_module
 from onecard.train.fit import Fit, open_fit, plan_of, process_bytes, told_at_start
 from onecard.train.loop import train
 from onecard.train.neighbours import Look
-from onecard.train.pace import Pace
 from onecard.train.refit import _OF_TRAINING, Refit
 from onecard.train.step import Stepper
 from onecard.train.watch import Verdict
@@ -219,7 +218,7 @@ def test_a_stage_is_judged_by_its_speed(
     monkeypatch.setattr(Stepper, "run", counted)
     # 100 tokens a second before the change; after it half of that, or twice.
     speed = iter([100.0, *([50.0 if slower else 200.0] * 20)])
-    monkeypatch.setattr(Pace, "measured", property(lambda pace: next(speed)))
+    monkeypatch.setattr(refit_module.Refit, "_speed", lambda refit: next(speed))
     summary = train(config())
     first, *later = events("refitted")
     (gained, *_more) = events("gained")
@@ -363,3 +362,20 @@ def test_neighbours_are_told_at_the_start(
     monkeypatch.setattr(refit_module, "look_at", lambda device: Look(unnamed_bytes=3 * GIB))
     train(config("--max_iters=1"))
     assert "hold 3.00 GiB of the card" in "".join(capsys.readouterr())
+
+
+def test_speed_is_measured_without_the_first_steps_and_whatever_the_log_interval(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, float | None]] = []
+    plain = refit_module.Refit.climb
+
+    def climb(refit: Any) -> bool:
+        seen.append((refit.run.position.step, refit._speed()))
+        return plain(refit)
+
+    monkeypatch.setattr(refit_module.Refit, "climb", climb)
+    monkeypatch.setattr("onecard.train.loop.GLANCE_SECONDS", 0.0)
+    train(config("--max_iters=40", "--log_interval=1000"))
+    known = [step for step, speed in seen if speed is not None]
+    assert known == list(range(24, 41)), "eight steps to settle, sixteen to measure"
