@@ -81,10 +81,12 @@ class Fit:
         if not self.enabled:
             return None
         self._not_again_soon(step, expected=allocator is not None and self.choice.bill.need > allocator)
-        limit = _LOWER * min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
-        found = self._take(c for c in self._candidates() if _of_the_setting(c) < limit)
-        if found is not None:
-            return found
+        smallest_failed = min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
+        # Where all that is smaller has failed lately, it is still more likely to fit than what failed now.
+        for failed in (smallest_failed, _of_the_setting(self.choice)):
+            found = self._take(c for c in self._candidates() if _of_the_setting(c) < _LOWER * failed)
+            if found is not None:
+                return found
         self._in_vain += 1
         return self.setting if self._in_vain <= _MOST_IN_VAIN else None
 

@@ -114,19 +114,22 @@ class Training:
                     doing = "sampling"
                     self.journal.sample(step)
                     self._sample_step = -1
-                if last or self.stop():
+                called_off = due and self.position.evaluated_step != step
+                if self.stop() or (last and not called_off):
                     return True
                 if self.pause():
+                    doing = "pause"
                     self._settle()
                     self.refit.pause(self.pause, self.stop)
-                    return False
+                    return self.stop()
+                if called_off:
+                    continue  # for a pause that is no longer wished
                 while self._unproved:
                     doing, probe = self._unproved[0]
                     probe()
                     del self._unproved[0]
                 doing = "training"
-                self._step(batches)
-                if self.refit.climb():
+                if self._step(batches) and self.refit.climb():
                     return False
             except Exception as error:
                 if not self.refit.after(error, doing):
@@ -151,8 +154,8 @@ class Training:
             device=self.run.device,
         )
 
-    def _step(self, batches: Prefetcher) -> None:
-        """One optimizer step; if Ctrl-C comes inside, the step has not happened."""
+    def _step(self, batches: Prefetcher) -> bool:
+        """One optimizer step. False: Ctrl-C or a pause came inside, and the step has not happened."""
         step, status = self.position.step, self.journal.status
         began = time.perf_counter()
         rate = shown_rate(step, self.config)
@@ -164,7 +167,7 @@ class Training:
             on_micro=lambda done, total: self.journal.display.inside("micro-batch", done, total),
         )
         if result is None:
-            return
+            return False
         self.position.step, self.position.data = step + 1, next_data
         status.step, status.learning_rate = step + 1, rate
         self._in_flight.append((step, result))
@@ -179,6 +182,7 @@ class Training:
             self._settle()
             self.journal.glance(float(result.loss))
             self._glanced = time.perf_counter()
+        return True
 
     def _settle(self) -> None:
         """Wait for the steps in flight, book their time to them, and end a run that has diverged.

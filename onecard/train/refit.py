@@ -64,7 +64,7 @@ class Refit:
 
     def __init__(self, run: Run, journal: Journal) -> None:
         self.run, self.journal = run, journal
-        self._retries = 0  # of the allocator, when last looked at
+        self._retries = allocator_retries(run.device)  # of the allocator, when last looked at
         self._stage: Stage | None = None
         self._emptied_for: tuple[str, int] | None = None
         first = look_at(run.device)
@@ -79,6 +79,12 @@ class Refit:
 
     def after(self, error: BaseException, where: str) -> bool:
         """Ran out in `where`: is there another setting to try again with? It is in place then."""
+        again = self._after(error, where)
+        # Before it gives up, the allocator starts over: that was no step that fits too tightly.
+        self._retries = allocator_retries(self.run.device)
+        return again
+
+    def _after(self, error: BaseException, where: str) -> bool:
         run, step = self.run, self.run.position.step
         if not is_out_of_memory(error) or run.stepper is None or run.stepper.updating:
             return False
@@ -116,7 +122,7 @@ class Refit:
         if after.setting == before.setting:
             # Nothing is smaller: all that helps is that others give memory back, and that takes a while.
             going_on = "trying again"
-            time.sleep(_WAIT if run.device.startswith("cuda") else 0)
+            _wait(run.device)
         self.journal.refitted(
             f"out of memory in {where}: {going_on} with {after.setting.words()}", where=where, error=text,
             before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
@@ -133,8 +139,18 @@ class Refit:
         while wanted() and not stop():
             time.sleep(_PAUSED_LOOK)
         if not stop():
+            before = self.fit.choice
             put_in_place(run, step)
             self.journal.going_on()
+            if self.fit.setting != before.setting:
+                self._stage = None
+                self._watch.reset()
+                after = self.fit.choice
+                self.journal.refitted(
+                    f"there is less memory than before the pause: going on with {after.setting.words()}",
+                    where="pause", before=before.setting.to_json(), after=after.setting.to_json(),
+                    now_gib=round(after.bill.allocated / GIB, 3),
+                )  # fmt: skip
         wanted.over()
 
     def settled(self) -> None:
@@ -233,6 +249,11 @@ class Refit:
         return True
 
 
+def _wait(device: str) -> None:
+    """For others to give memory back, which they may do soon: a program that is being closed."""
+    time.sleep(_WAIT if device.startswith("cuda") else 0)
+
+
 def _gain(before: float | None, after: float | None) -> float | None:
     return round(after / before - 1, 3) if before and after else None
 
@@ -263,6 +284,8 @@ def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
             if run.parked is not None:
                 _let_go(run, run.parked)
             forget(error)
+            if run.fit.setting == setting:
+                _wait(run.device)
 
 
 def park(run: Run) -> TrainingState:
