@@ -48,6 +48,7 @@ class Fit:
     def __init__(self, question: Question, setting: Setting, *, enabled: bool) -> None:
         self.question, self.setting, self.enabled = question, setting, enabled
         self.evaluation_batch = setting.micro_batch
+        self._evaluation = Failure(0, _PATIENCE // 2)
         self._sizes = {setting.micro_batch}
         self._failed: dict[Setting, Failure] = {}
         self._in_vain = 0
@@ -56,7 +57,11 @@ class Fit:
     @property
     def as_given(self) -> bool:
         """Is the config carried out as it stands? Then there is nothing to climb to."""
-        return self.setting == setting_of(self.question.config, self.question.shape)
+        return self.setting == self._given.setting
+
+    @property
+    def _given(self) -> Choice:
+        return self.question.answer(setting_of(self.question.config, self.question.shape))
 
     @property
     def choice(self) -> Choice:
@@ -99,6 +104,21 @@ class Fit:
         """A step or an evaluation got through."""
         self._in_vain = 0
 
+    def evaluate_less(self, step: int) -> bool:
+        """After an evaluation ran out: fewer sequences at a time. False: it is one already."""
+        if not self.enabled or self.evaluation_batch <= 1:
+            return False
+        if self._evaluation.again_at <= step:  # not once for every halving
+            self._evaluation.patience *= 2
+            self._evaluation.again_at = step + self._evaluation.patience
+        self.evaluation_batch //= 2
+        return True
+
+    def evaluate_more(self, step: int) -> None:
+        """Before an evaluation: as many sequences at a time as training has, if that failed long ago."""
+        if self.evaluation_batch < self.setting.micro_batch and step >= self._evaluation.again_at:
+            self.evaluation_batch = self.setting.micro_batch
+
     def without_sample(self) -> None:
         """Nothing makes room for a sample now."""
         self._no_sample = True
@@ -117,6 +137,9 @@ class Fit:
         if not self.enabled:
             return None
         now = self.choice
+        if self.question.rates is ANY_CARD:
+            # What is faster is not known: back to what was asked for, and no further.
+            allocator = min(allocator, self._given.bill.need * measured_share)
         found = self._take(
             c for c in self._candidates()
             if c.bill.need * measured_share <= allocator

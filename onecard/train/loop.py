@@ -220,6 +220,7 @@ class Training:
         self._settle()
         step, position = self.position.step, self.position
         self.stepper.release()
+        self.run.fit.evaluate_more(step)
         found = evaluate_both(self.run, self.journal.display.inside, self._called_off)
         if found is None:
             return  # the loop sees why

