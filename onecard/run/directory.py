@@ -25,6 +25,8 @@ from onecard.files import AlreadyLockedError, exclusive_lock, write_json
 from onecard.knobs import from_values, knobs, load_config
 
 SCHEMA = 1
+# Where a value comes from that a continued run took from its checkpoint.
+FROM_CHECKPOINT = "the checkpoint"
 
 
 class RunDirectory:
@@ -167,12 +169,17 @@ def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]
         and f.name not in split
         and getattr(before, f.name) != getattr(now, f.name)
         # Set in neither, it followed from something else (tokens, a checkpoint's block size).
-        and (before.is_set(f.name) or now.is_set(f.name))
+        and (_chosen(before, f.name) or _chosen(now, f.name))
     ]
     # 16 × 32 and 8 × 64 are the same step, split otherwise.
     if before.sequences_per_step != now.sequences_per_step:
         found += [(name, getattr(before, name), getattr(now, name)) for name in split]
     return found
+
+
+def _chosen(config: RunConfig, name: str) -> bool:
+    """By a person? What a continued run took from its own checkpoint is not asked for by the next start."""
+    return config.is_set(name) and config.origins[name] != FROM_CHECKPOINT
 
 
 def read_json(path: Path) -> Any:

@@ -20,7 +20,7 @@ from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
 from onecard.run.checkpoint import Checkpoint, TrainingState, list_checkpoints, newest_intact
-from onecard.run.directory import RunDirectory, differences
+from onecard.run.directory import FROM_CHECKPOINT, RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
 from onecard.shapes import GPT2Shape, Shape
 from onecard.train.engine import build_stepper, choose_kernel, make_room
@@ -195,7 +195,7 @@ def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> R
     decided = {
         n: v for n, v in decided.items() if n in knobs_of_it and (not config.is_set(n) or n == "depth")
     }
-    origins = {**config.origins, **{n: config.origins.get(n, "the checkpoint") for n in decided}}
+    origins = {**config.origins, **{n: config.origins.get(n, FROM_CHECKPOINT) for n in decided}}
     return dataclasses.replace(config.without_schedule_notes(), **decided, origins=origins).resolved()
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from onecard.config import RunConfig
+from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.knobs import load_config
@@ -91,7 +92,7 @@ def test_where_the_smallest_has_failed_too_the_way_down_is_still_open() -> None:
 
 # --- pausing
 def pause_when(monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
-    """A wish to pause that stands for as long as `wanted(paused)` says; `paused`: how often it was granted."""
+    """A wish to pause that stands as long as `wanted(granted)` says; `granted`: how often it was."""
     granted: list[int] = []
     plain = PauseRequest.granted
     monkeypatch.setattr(PauseRequest, "__call__", lambda request: wanted(len(granted)))
@@ -453,3 +454,27 @@ def test_a_start_that_runs_out_is_carried_out_in_another_way(
     assert summary.values["step"] == 20 and len(set(settings_tried)) == 3
     assert "out of memory at the start: running with" in "".join(capsys.readouterr())
     assert json.loads((Path("out") / "plan.json").read_text())["settings"] == settings_tried[-1].to_json()
+
+
+def test_a_nanochat_run_is_continued_by_the_same_command_as_often_as_one_likes(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its vocabulary is the data's: nobody has set it, and the checkpoint knows it."""
+    (workplace / "text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
+    prepare(["text.txt"], tokenizer="byte", progress=False)
+    words = ["--arch=nanochat", "--depth=2", "--dataset=text", "--block_size=16", "--batch_size=4",
+             "--total_batch_size=128", "--eval_iters=2", "--device=cpu", "--no-compile", "--out_dir=out",
+             "--sample_tokens=0", "--max_iters=9"]  # fmt: skip
+    plain = Training._step
+
+    def interrupted(training: Training, *arguments: Any) -> bool:
+        stepped = plain(training, *arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return stepped
+
+    monkeypatch.setattr(Training, "_step", interrupted)
+    for step in (1, 2, 3):
+        summary = train(load_config(RunConfig, words))
+        assert summary.interrupted and summary.values["step"] == step
+    with pytest.raises(UserError, match="vocab_size: 320 there, 500 now"):
+        train(load_config(RunConfig, [*words, "--vocab_size=500"]))
