@@ -10,9 +10,10 @@ import torch
 
 from onecard.errors import UserError
 
-# Of one function: micro-batches of up to five sizes, each with a ragged last one, and those of evaluation.
-# More means that something unforeseen changes from call to call.
-_MOST_SHAPES = 16
+# Of one function: micro-batches of up to five sizes, each with a ragged last one, for a layer's backward pass
+# with three amounts of what is kept; for the loss what is left over of each by two sizes of chunk, and the
+# sizes of evaluation. More means that something unforeseen changes from call to call.
+_MOST_SHAPES = 40
 _kinds_of_layers = 1  # each has the shapes above
 
 

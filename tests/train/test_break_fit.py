@@ -17,12 +17,13 @@ from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.knobs import load_config
+from onecard.model import compiling
 from onecard.model.decoder import Decoder
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD, Rates, rates_of
 from onecard.plan.search import Question
-from onecard.plan.settings import Setting, setting_of
+from onecard.plan.settings import RECOMPUTE, Setting, setting_of
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.run.pause import PauseRequest
@@ -30,7 +31,7 @@ from onecard.train import engine as engine_module
 from onecard.train import evaluate as evaluate_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
-from onecard.train.fit import Fit, _of_the_setting, open_fit
+from onecard.train.fit import MOST_MICRO_BATCHES, Fit, _of_the_setting, open_fit
 from onecard.train.loop import Training, train
 from onecard.train.memory import is_out_of_memory
 from onecard.train.step import Stepper
@@ -434,6 +435,12 @@ def _full_at(plain: Any, *numbers: int) -> Any:
         return plain(*arguments, **named)
 
     return run
+
+
+def test_every_setting_that_a_run_may_go_through_can_be_compiled() -> None:
+    """A layer's backward pass is compiled for every size of micro-batch and for every way of recomputing; one
+    that came too many ended the run. (Counted and not compiled: that takes a minute.)"""
+    assert compiling._MOST_SHAPES >= 2 * MOST_MICRO_BATCHES * len(RECOMPUTE)
 
 
 # --- the start
