@@ -307,7 +307,7 @@ def test_larger_bites_that_fail_again_are_tried_less_and_less(
 # --- climbing
 @pytest.mark.parametrize("card", ["the CPU", "a card that is not known"])
 def test_where_speeds_are_not_known_nothing_larger_than_asked_for_is_climbed_to(card: str) -> None:
-    asked = question("--batch_size=4", "--gradient_accumulation_steps=16", rates=ANY_CARD)
+    asked = question("--batch_size=1", "--gradient_accumulation_steps=64", rates=ANY_CARD)
     fit = open_fit(asked, on_card=card != "the CPU")
     assert fit.as_given
     assert fit.up(step=32, allocator=60 * GIB) is None
