@@ -37,7 +37,9 @@ from onecard.model.decoder import Decoder
 from onecard.model.family import model_class
 from onecard.optim.rules import Rates
 from onecard.optim.schedule import rates as rates_at
+from onecard.plan.search import Question
 from onecard.train import engine
+from onecard.train.fit import Fit
 from onecard.train.step import Stepper
 
 _TOKENS = 2**21
@@ -101,7 +103,9 @@ class Steps:
         model = filled_model(case)
         model.attention_kernel = kernel
         notes: list[str] = []
-        stepper = engine.build_stepper(model, self.config, case.setting, device, case.dtype, notes)
+        question = Question(self.config, shape, case.dtype, None, 2**62, None, None)
+        fit = Fit(question, case.setting, enabled=False)  # as it is, or not at all
+        stepper = engine.build_stepper(model, self.config, fit, device, case.dtype, notes)
         assert stepper is not None
         self.stepper: Stepper = stepper
         numbers = np.random.default_rng(0).integers(0, shape.vocab_size, _TOKENS, dtype=np.uint16)

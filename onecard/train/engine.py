@@ -23,7 +23,7 @@ from onecard.plan.settings import Setting
 from onecard.plan.standing import standing
 from onecard.shapes import GPT2Shape, Shape
 from onecard.train.fit import Fit, open_fit, process_bytes, told_at_start
-from onecard.train.memory import allocator_bytes, cap_memory, reserve_of
+from onecard.train.memory import allocator_bytes, cap_memory, forget, is_out_of_memory, reserve_of
 from onecard.train.neighbours import spilling_platform, told_about_spilling
 from onecard.train.step import Stepper
 
@@ -69,11 +69,10 @@ def make_room(shape: Shape, config: RunConfig, device: str, dtype: str, notes: l
 
 
 def build_stepper(
-    model: Decoder, config: RunConfig, setting: Setting, device: str, dtype: str, notes: list[str]
+    model: Decoder, config: RunConfig, fit: Fit, device: str, dtype: str, notes: list[str]
 ) -> Stepper | None:
     """Put the model on its device, compiled where that works; None where it is only to be evaluated."""
-    model.recompute, model.loss_chunk = setting.recompute, setting.loss_chunk
-    storage = storage_of(setting)
+    storage = storage_of(fit.setting)
     problem = _no_compiling(device, storage) if config.compile else None
     if problem is not None:
         notes.append(f"running without torch.compile, it does not work here: {problem}")
@@ -87,9 +86,29 @@ def build_stepper(
     if config.eval_only:
         _only_weights(model, device, torch_dtype(dtype))
     else:
-        stepper = new_stepper(model, config, setting, device, dtype, compiled=compiled)
+        stepper = _first_stepper(model, config, fit, device, dtype, notes, compiled=compiled)
+    model.recompute, model.loss_chunk = fit.setting.recompute, fit.setting.loss_chunk
     if compiled:
         model.compile_parts()
+    return stepper
+
+
+def _first_stepper(
+    model: Decoder, config: RunConfig, fit: Fit, device: str, dtype: str, notes: list[str], *, compiled: bool
+) -> Stepper:
+    """In the fit's setting, or the first one after it that can be built: others may have taken memory since
+    it was chosen. Until then the model has its weights on the CPU."""
+    chosen = fit.setting
+    while True:
+        try:
+            stepper = new_stepper(model, config, fit.setting, device, dtype, compiled=compiled)
+            break
+        except Exception as error:
+            if not is_out_of_memory(error) or fit.down(0) is None:
+                raise
+            forget(error)
+    if fit.setting != chosen:
+        notes.append(f"out of memory at the start: running with {fit.choice.words}")
     return stepper
 
 
@@ -97,7 +116,6 @@ def new_stepper(
     model: Decoder, config: RunConfig, setting: Setting, device: str, dtype: str, *, compiled: bool
 ) -> Stepper:
     """With the model's present weights as masters."""
-    storage = storage_of(setting)
     return Stepper(
         model,
         device=device,
@@ -105,7 +123,7 @@ def new_stepper(
         dropout=config.dropout,
         grad_clip=config.grad_clip,
         rules=rules_of(config, model.shape),
-        storage=storage,
+        storage=storage_of(setting),
         seed=config.seed,
         compiled=compiled,
         graphs=graphs_of(config, setting, device, compiled=compiled),

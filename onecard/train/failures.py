@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onecard.config import RunConfig
 from onecard.errors import UserError, first_line
 from onecard.model.compiling import too_many_shapes
 from onecard.train.memory import is_out_of_memory, out_of_memory
@@ -19,6 +20,23 @@ _BEYOND_RECOVERY = (
 # Of those, what a program does to a card that is well.
 _FAULTS_OF_PROGRAMS = ("illegal memory access", "device-side assert", "misaligned address")
 _TOLD_BY_CUDA = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
+
+
+class DivergedError(UserError):
+    """The loss is no longer a number."""
+
+
+def diverged(what: str, config: RunConfig, rate: float, saved_step: int) -> DivergedError:
+    saved = f"is from step {saved_step}" if saved_step >= 0 else "had not been written yet"
+    lower = f"--learning_rate={config.learning_rate / 2:g} --min_lr={config.min_lr / 2:g}"
+    if config.by_muon:
+        lower = f"--matrix_lr={config.muon_lr / 2:g}"
+    return DivergedError(
+        what,
+        f"the learning rate was {rate:g}; the last checkpoint {saved}",
+        f"start over with a lower one: --fresh {lower}",
+        exit_code=1,
+    )
 
 
 def is_beyond_recovery(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
+from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import (
     WORTH_CHANGING,
     Choice,
@@ -55,6 +56,7 @@ class Fit:
     def __init__(self, question: Question, setting: Setting, *, enabled: bool) -> None:
         self.question, self.setting, self.enabled = question, setting, enabled
         self.evaluation_batch = setting.micro_batch
+        self._evaluation = Failure(0, _PATIENCE // 2)
         self._sizes = {setting.micro_batch}
         self._failed: dict[Setting, Failure] = {}
         self._in_vain = 0
@@ -63,7 +65,11 @@ class Fit:
     @property
     def as_given(self) -> bool:
         """Is the config carried out as it stands? Then there is nothing to climb to."""
-        return self.setting == setting_of(self.question.config, self.question.shape)
+        return self.setting == self._given.setting
+
+    @property
+    def _given(self) -> Choice:
+        return self.question.answer(setting_of(self.question.config, self.question.shape))
 
     @property
     def choice(self) -> Choice:
@@ -88,10 +94,12 @@ class Fit:
         if not self.enabled:
             return None
         self._not_again_soon(step, expected=allocator is not None and self.choice.bill.need > allocator)
-        limit = _LOWER * min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
-        found = self._take(c for c in self._candidates() if _of_the_setting(c) < limit)
-        if found is not None:
-            return found
+        smallest_failed = min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
+        # Where all that is smaller has failed lately, it is still more likely to fit than what failed now.
+        for failed in (smallest_failed, _of_the_setting(self.choice)):
+            found = self._take(c for c in self._candidates() if _of_the_setting(c) < _LOWER * failed)
+            if found is not None:
+                return found
         self._in_vain += 1
         return self.setting if self._in_vain <= _MOST_IN_VAIN else None
 
@@ -103,6 +111,21 @@ class Fit:
     def progressed(self) -> None:
         """A step or an evaluation got through."""
         self._in_vain = 0
+
+    def evaluate_less(self, step: int) -> bool:
+        """After an evaluation ran out: fewer sequences at a time. False: it is one already."""
+        if not self.enabled or self.evaluation_batch <= 1:
+            return False
+        if self._evaluation.again_at <= step:  # not once for every halving
+            self._evaluation.patience *= 2
+            self._evaluation.again_at = step + self._evaluation.patience
+        self.evaluation_batch //= 2
+        return True
+
+    def evaluate_more(self, step: int) -> None:
+        """Before an evaluation: as many sequences at a time as training has, if that failed long ago."""
+        if self.evaluation_batch < self.setting.micro_batch and step >= self._evaluation.again_at:
+            self.evaluation_batch = self.setting.micro_batch
 
     def without_sample(self) -> None:
         """Nothing makes room for a sample now."""
@@ -122,6 +145,9 @@ class Fit:
         if not self.enabled:
             return None
         now = self.choice
+        if self.question.rates is ANY_CARD:
+            # What is faster is not known: back to what was asked for, and no further.
+            allocator = min(allocator, self._given.bill.need * measured_share)
         found = self._take(
             c for c in self._candidates()
             if c.bill.need * measured_share <= allocator

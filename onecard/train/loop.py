@@ -22,7 +22,7 @@ from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
 from onecard.run.pause import PauseRequest
 from onecard.train.evaluate import evaluate_both
 from onecard.train.evaluate_only import evaluate_only
-from onecard.train.failures import explained, is_beyond_recovery
+from onecard.train.failures import DivergedError, diverged, explained, is_beyond_recovery
 from onecard.train.fit import plan_of
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
@@ -35,10 +35,6 @@ from onecard.train.summary import Summary
 
 # Figures are this old at most, however rare the log lines are.
 GLANCE_SECONDS = 1.0
-
-
-class DivergedError(UserError):
-    """The loss is no longer a number."""
 
 
 def train(config: RunConfig) -> Summary:
@@ -115,19 +111,22 @@ class Training:
                     doing = "sampling"
                     self.journal.sample(step)
                     self._sample_step = -1
-                if last or self.stop():
+                called_off = due and self.position.evaluated_step != step
+                if self.stop() or (last and not called_off):
                     return True
                 if self.pause():
+                    doing = "pause"
                     self._settle()
                     self.refit.pause(self.pause, self.stop)
-                    return False
+                    return self.stop()
+                if called_off:
+                    continue  # for a pause that is no longer wished
                 while self._unproved:
                     doing, probe = self._unproved[0]
                     probe()
                     del self._unproved[0]
                 doing = "training"
-                self._step(batches)
-                if self.refit.climb():
+                if self._step(batches) and self.refit.climb():
                     return False
             except Exception as error:
                 if not self.refit.after(error, doing):
@@ -152,8 +151,8 @@ class Training:
             device=self.run.device,
         )
 
-    def _step(self, batches: Prefetcher) -> None:
-        """One optimizer step; if Ctrl-C comes inside, the step has not happened."""
+    def _step(self, batches: Prefetcher) -> bool:
+        """One optimizer step. False: Ctrl-C or a pause came inside, and the step has not happened."""
         step, status = self.position.step, self.journal.status
         began = time.perf_counter()
         rate = shown_rate(step, self.config)
@@ -165,7 +164,7 @@ class Training:
             on_micro=lambda done, total: self.journal.display.inside("micro-batch", done, total),
         )
         if result is None:
-            return
+            return False
         self.position.step, self.position.data = step + 1, next_data
         status.step, status.learning_rate = step + 1, rate
         self._in_flight.append((step, result))
@@ -180,6 +179,7 @@ class Training:
             self._settle()
             self.journal.glance(float(result.loss))
             self._glanced = time.perf_counter()
+        return True
 
     def _settle(self) -> None:
         """Wait for the steps in flight, book their time to them, and end a run that has diverged.
@@ -200,23 +200,14 @@ class Training:
         self.refit.settled()
 
     def _diverged(self, what: str) -> DivergedError:
-        saved = f"is from step {self.saved_step}" if self.saved_step >= 0 else "had not been written yet"
-        config = self.config
-        lower = f"--learning_rate={config.learning_rate / 2:g} --min_lr={config.min_lr / 2:g}"
-        if config.by_muon:
-            lower = f"--matrix_lr={config.muon_lr / 2:g}"
-        return DivergedError(
-            what,
-            f"the learning rate was {self.journal.status.learning_rate:g}; the last checkpoint {saved}",
-            f"start over with a lower one: --fresh {lower}",
-            exit_code=1,
-        )
+        return diverged(what, self.config, self.journal.status.learning_rate, self.saved_step)
 
     def _evaluate(self, *, final: bool) -> None:
         """Losses on the fixed blocks, and whether the step is worth a checkpoint."""
         self._settle()
         step, position = self.position.step, self.position
         self.stepper.release()
+        self.run.fit.evaluate_more(step)
         found = evaluate_both(self.run, self.journal.display.inside, self._called_off)
         if found is None:
             return  # the loop sees why

@@ -101,8 +101,7 @@ class Refit:
         run, step = self.run, self.run.position.step
         if not is_out_of_memory(error) or run.stepper is None or run.stepper.updating:
             return False
-        if where == "evaluation" and self.fit.enabled and self.fit.evaluation_batch > 1:
-            self.fit.evaluation_batch //= 2
+        if where == "evaluation" and self.fit.evaluate_less(step):
             forget(error)
             self.journal.tell(
                 [f"out of memory in evaluation: {self.fit.evaluation_batch} sequences at a time"]
@@ -135,9 +134,9 @@ class Refit:
         if after.setting == before.setting:
             # Nothing is smaller: all that helps is that others give memory back, and that takes a while.
             going_on = "trying again"
-            time.sleep(_WAIT if self._on_card else 0)
+            _wait(run.device)
         self.journal.refitted(
-            f"out of memory in {where}: {going_on} with {after.setting.words()}", where=where, error=text,
+            f"out of memory in {where}: {going_on} with {after.words}", where=where, error=text,
             before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
             predicted_gib=round(before.bill.allocated / GIB, 3), now_gib=round(after.bill.allocated / GIB, 3),
         )  # fmt: skip
@@ -145,25 +144,27 @@ class Refit:
 
     def pause(self, wanted: PauseRequest, stop: Callable[[], bool]) -> None:
         """The card is free until the wish is taken back, or the run is to end."""
-        run, step, before = self.run, self.run.position.step, self.fit.setting
+        run, step = self.run, self.run.position.step
         park(run)
         wanted.granted()
         self.journal.paused()
         while wanted() and not stop():
             time.sleep(_PAUSED_LOOK)
         if not stop():
+            before = self.fit.choice
             put_in_place(run, step)
             measure_afresh(run.device)
             self.journal.going_on()
-        after = self.fit.setting
-        if after != before:
-            # Others have taken memory meanwhile.
-            self._stage = None
-            self._another_setting()
-            self.journal.refitted(
-                f"there is less memory than before the pause: going on with {after.words()}", where="pause",
-                before=before.to_json(), after=after.to_json(),
-            )  # fmt: skip
+            if self.fit.setting != before.setting:
+                # Others have taken memory meanwhile.
+                after = self.fit.choice
+                self._stage = None
+                self._another_setting()
+                self.journal.refitted(
+                    f"there is less memory than before the pause: going on with {after.words}",
+                    where="pause", before=before.setting.to_json(), after=after.setting.to_json(),
+                    now_gib=round(after.bill.allocated / GIB, 3),
+                )  # fmt: skip
         wanted.over()
 
     def settled(self) -> None:
@@ -226,7 +227,8 @@ class Refit:
             return self.after(torch.OutOfMemoryError(told), "training")
         if self._slow and self._speed_changed():
             return True
-        if step % _CLIMB_EVERY or (self._on_card and time.monotonic() - self._looked < _CLIMB_SECONDS):
+        too_soon = self._on_card and time.monotonic() - self._looked < _CLIMB_SECONDS
+        if step % _CLIMB_EVERY or step >= run.config.max_iters or too_soon:
             return False
         self._looked = time.monotonic()
         if self._stage is not None:
@@ -236,16 +238,26 @@ class Refit:
         if there is None and self.fit.as_given:
             return False
         before, speed = self.fit.choice, self._speed()
-        if self.fit.up(step, math.inf if there is None else there, self._measured_share(before)) is None:
+        wanted = self.fit.up(step, math.inf if there is None else there, self._measured_share(before))
+        if wanted is None:
             return False
         if there is not None:
             self._cap_anew()  # what has come back may be used
         change_setting(run, step)
-        self._another_setting(self._watch.usual)
         after = self.fit.choice
+        if after.setting != wanted:
+            self._another_setting()
+            self.journal.refitted(
+                f"there was not enough memory for {self.fit.question.answer(wanted).words} after all: "
+                f"going on with {after.words}", where="climb",
+                before=before.setting.to_json(), after=after.setting.to_json(),
+                now_gib=round(after.bill.allocated / GIB, 3),
+            )  # fmt: skip
+            return True
+        self._another_setting(self._watch.usual)
         self._stage = Stage(before, speed)
         self.journal.refitted(
-            f"there is memory for more: going on with {after.setting.words()}", where="climb",
+            f"there is memory for more: going on with {after.words}", where="climb",
             before=before.setting.to_json(), after=after.setting.to_json(),
             now_gib=round(after.bill.allocated / GIB, 3),
             predicted_gain=_gain(before.tokens_per_s, after.tokens_per_s),
@@ -280,10 +292,15 @@ class Refit:
         change_setting(run, run.position.step)
         self._another_setting()
         self.journal.refitted(
-            f"that made it {-gain:.0%} slower: going back to {self.fit.setting.words()}", where="back",
+            f"that made it {-gain:.0%} slower: going back to {self.fit.choice.words}", where="back",
             before=now.setting.to_json(), after=self.fit.setting.to_json(), measured_gain=gain,
         )  # fmt: skip
         return True
+
+
+def _wait(device: str) -> None:
+    """For others to give memory back, which they may do soon: a program that is being closed."""
+    time.sleep(_WAIT if device.startswith("cuda") else 0)
 
 
 def _gain(before: float | None, after: float | None) -> float | None:
@@ -318,6 +335,8 @@ def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
             if run.parked is not None:
                 _let_go(run, run.parked)
             forget(error)
+            if run.fit.setting == setting:
+                _wait(run.device)
 
 
 def park(run: Run) -> TrainingState:

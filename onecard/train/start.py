@@ -95,7 +95,7 @@ def open_run(config: RunConfig) -> Run:
 
     model = _fresh_model(shape, config) if source is None else _model_from(source, shape)
     model.attention_kernel = kernel
-    stepper = build_stepper(model, config, fit.setting, device, dtype, notes)
+    stepper = build_stepper(model, config, fit, device, dtype, notes)
     position = first_position(sequences, train_tokens)
     began = f"{shape.parameters / 1e6:.2f}M parameters, a new model from scratch"
     if source is not None:
