@@ -16,9 +16,7 @@ from onecard import dial
 from onecard.config_file import shortened
 from onecard.errors import UserError
 from onecard.knobs import Config, knob, knobs
-from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for
-
-GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+from onecard.shapes import PRETRAINED, GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,15 +344,15 @@ class RunConfig(Config):
 
 def check_init_from(init_from: str) -> None:
     if (
-        init_from in ("auto", "scratch", "resume", *GPT2_NAMES)
+        init_from in ("auto", "scratch", "resume", *PRETRAINED)
         or "/" in init_from
         or init_from.endswith(".pt")
     ):
         return
-    near = difflib.get_close_matches(init_from, ("auto", "scratch", "resume", *GPT2_NAMES), n=1)
+    near = difflib.get_close_matches(init_from, ("auto", "scratch", "resume", *PRETRAINED), n=1)
     raise UserError(
         f"init_from cannot be {shortened(init_from)}",
-        f"it is auto, scratch, resume, one of {', '.join(GPT2_NAMES)}, or a path with a slash in it",
+        f"it is auto, scratch, resume, one of {', '.join(PRETRAINED)}, or a path with a slash in it",
         f"did you mean {near[0]}?" if near else f"for a folder here: --init_from=./{init_from}",
     )
 

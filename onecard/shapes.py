@@ -89,6 +89,16 @@ class GPT2Shape:
         return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size
 
 
+# OpenAI's models, which init_from names.
+PRETRAINED = {
+    name: GPT2Shape(layers, heads, width, vocab_size=50257, block_size=1024, bias=True, gelu_tanh=True)
+    for name, layers, heads, width in (
+        ("gpt2", 12, 12, 768), ("gpt2-medium", 24, 16, 1024), ("gpt2-large", 36, 20, 1280),
+        ("gpt2-xl", 48, 25, 1600),
+    )
+}  # fmt: skip
+
+
 def heads_for(width: int) -> int:
     """Heads of 128 channels, or of as few more as divide the width into even numbers."""
     return next((n for n in range(-(-width // 128), 0, -1) if width % (2 * n) == 0), 1)

@@ -27,9 +27,7 @@ from onecard.convert.reading import (
 )
 from onecard.errors import UserError, first_line, missing_package
 from onecard.files import flush_to_disk
-from onecard.shapes import GPT2Shape, NanochatShape, Shape
-
-PRETRAINED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+from onecard.shapes import PRETRAINED, GPT2Shape, NanochatShape, Shape
 
 _Reader = Callable[[dict[str, Any], dict[str, Tensor], Path], tuple[Shape, dict[str, Tensor]]]
 _READERS: dict[str, _Reader] = {"gpt2": read_gpt2, "nanochat": read_nanochat}  # by model_type

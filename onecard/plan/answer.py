@@ -22,14 +22,9 @@ from onecard.plan.rates import rates_of
 from onecard.plan.scaling import LossRange, counted_parameters, predicted_loss
 from onecard.plan.search import Choice, Question, by_kind, chosen, low_bit_is_pinned, settings, stages
 from onecard.plan.settings import setting_of
-from onecard.shapes import Nanochat2026Shape, Shape
+from onecard.shapes import PRETRAINED, Nanochat2026Shape, Shape
 
 GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
-# OpenAI's, which init_from names: layers, heads, width.
-PRETRAINED = {
-    "gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280),
-    "gpt2-xl": (48, 25, 1600),
-}  # fmt: skip
 _LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size
 CHECKPOINTS_KEPT = 3  # the newest two and the best
 
@@ -201,10 +196,10 @@ def prepared_vocabulary(config: RunConfig) -> int | None:
 def question_of(config: RunConfig, target: Target) -> Question:
     card = target.card
     if config.init_from in PRETRAINED:
-        layers, heads, width = PRETRAINED[config.init_from]
+        model = PRETRAINED[config.init_from]
         config = dataclasses.replace(
-            config, arch="gpt2", n_layer=layers, n_head=heads, n_embd=width, bias=True,
-            vocab_size=GPT2_VOCABULARY, block_size=min(config.block_size, 1024),
+            config, arch="gpt2", n_layer=model.n_layer, n_head=model.n_head, n_embd=model.n_embd,
+            bias=model.bias, vocab_size=model.vocab_size, block_size=min(config.block_size, model.block_size),
         )  # fmt: skip
     vocabulary = vocabulary_of(config)
     if config.arch == "nanochat" and config.vocab_size is None:

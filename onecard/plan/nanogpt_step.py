@@ -15,6 +15,7 @@ What is written down here and easily missed:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from onecard.plan.caching_allocator import MIB, Block, CachingAllocator
@@ -72,7 +73,7 @@ class Saved:
     mlp: list[Block] = field(default_factory=list)  # before and after GELU
 
 
-class Step:
+class Step(ABC):
     """A trainer's memory over its steps; forward and backward are eager's or compiled ones."""
 
     def __init__(self, shape: GPT2Shape, batch_size: int, *, half: bool, dropout: bool) -> None:
@@ -116,11 +117,13 @@ class Step:
             self.gradients = []
         return self.heap
 
+    @abstractmethod
     def forward(self) -> None:
-        raise NotImplementedError
+        """One micro-batch's, tensor by tensor."""
 
+    @abstractmethod
     def backward(self) -> None:
-        raise NotImplementedError
+        """And back."""
 
     def wide(self, what: str, width: int, size: int) -> Block:
         """A tensor of so many values of so many bytes for every token."""

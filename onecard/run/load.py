@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from onecard.config import GPT2_NAMES
 from onecard.convert.huggingface import pretrained_folder, read_huggingface_folder
 from onecard.convert.nanochat import is_nanochat_file, nanochat_steps, read_nanochat_checkpoint
 from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint
@@ -22,7 +21,7 @@ from onecard.model.precision import choose_dtype, torch_dtype
 from onecard.run.checkpoint import Checkpoint, best_checkpoint, damage, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory
 from onecard.sample_config import SampleConfig
-from onecard.shapes import GPT2Shape, Shape
+from onecard.shapes import PRETRAINED, GPT2Shape, Shape
 
 # GPT-2's tokens, plain and padded to a multiple of 64.
 _GPT2_VOCABULARIES = (50257, 50304)
@@ -151,7 +150,7 @@ def weights_of_nanochat(path: Path, step: int | None = None) -> Weights:
 def weights_from(init_from: str) -> Weights:
     """`gpt2-xl`, a Hugging Face folder, a checkpoint of nanoGPT or nanochat, or another run's folder."""
     path = Path(init_from)
-    if init_from in GPT2_NAMES:
+    if init_from in PRETRAINED:
         path = pretrained_folder(init_from)
     elif not path.exists():
         raise UserError(

@@ -85,3 +85,13 @@ def test_the_best_model_for_a_time_is_a_range(on_12_gb: Answer) -> None:
 def test_without_a_speed_there_is_no_best(on_12_gb: Answer) -> None:
     blind = dataclasses.replace(on_12_gb, question=dataclasses.replace(on_12_gb.question, rates=None))
     assert best_for_time(blind, 7 * DAY) == []
+
+
+def test_rows_are_called_what_they_are_and_tell_how() -> None:
+    """Bits that the user has set are no exact training, and are not listed twice."""
+    pinned = asked([*D32, "--master_weights=bf16", "--optim_states=int8"], gib=11.0)
+    assert [size.kind for size in largest_models(pinned)] == ["low-bit"]
+    for candidate in best_for_time(asked(NOTES, gib=11.0), 7 * DAY):
+        told = candidate.to_json()
+        assert told["total_gib"] <= 11.0
+        assert (told["host_gib"] > 0) == (told["settings"]["offload"] != "none")
