@@ -126,7 +126,7 @@ def test_results_name_no_folders_of_the_machine_they_were_made_on() -> None:
     words = [
         "/a/b/d32.py",
         "--out",
-        "/root/out/x.json",
+        "/some/where/x.json",
         "--work=~/y",
         "--data",
         "../z.parquet",

@@ -165,14 +165,11 @@ class Journal:
     def _measured_memory(self, step: int) -> None:
         """The first time a setting has been through whole steps: what it needs beside what was predicted."""
         run, measured = self.run, self.status.memory_gib
-        if measured is None or not run.device.startswith("cuda"):
-            return
-        bill = run.fit.choice.bill
-        self.status.predicted_gib = bill.allocated / GIB
-        if self._memory_told == run.fit.setting:
+        if measured is None or not run.device.startswith("cuda") or self._memory_told == run.fit.setting:
             return
         self._memory_told = run.fit.setting
-        predicted, free = self.status.predicted_gib, self.status.free_gib
+        predicted, free = run.fit.choice.bill.allocated / GIB, self.status.free_gib
+        self.status.predicted_gib = predicted
         self.display.say(
             f"memory: {predicted:.2f} GiB of tensors predicted, {measured:.2f} measured; {free:.2f} GiB free"
         )

@@ -24,6 +24,9 @@ _OUT_OF_MEMORY = (
 )  # fmt: skip
 _LOW_BIT = "--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training"
 _SMALLER = "a smaller model or a shorter --block_size needs less of everything"
+# By card: what CUDA itself took when the limit was set. Asking again takes a kernel and memory, and is asked
+# for just when there is none.
+_contexts: dict[int, int] = {}
 # By card: the share of it that an earlier run in this process was capped at, and the one before that.
 _own_caps: dict[int, tuple[float, float]] = {}
 
@@ -78,9 +81,9 @@ def cap_memory(
         return None, []
     if not device.startswith("cuda"):
         return None, ["vram_limit and vram_reserve are about a card; this run computes on the CPU"]
-    context = _context_bytes(device)
+    context = _contexts[_index(device)] = _context_bytes(device)
     free, total = torch.cuda.mem_get_info(device)
-    allocator = allocator_bytes(device, limit_gib, reserve_gib, context)
+    allocator = allocator_bytes(device, limit_gib, reserve_gib)
     assert allocator is not None
     if allocator <= 0:
         raise UserError(
@@ -104,9 +107,7 @@ def reserve_of(config: RunConfig, device: str) -> float | None:
     return careful_bytes(free + torch.cuda.memory_reserved(device), total, spills=True) / 2**30
 
 
-def allocator_bytes(
-    device: str, limit_gib: float | None, reserve_gib: float | None, context: int | None = None
-) -> float | None:
+def allocator_bytes(device: str, limit_gib: float | None, reserve_gib: float | None) -> float | None:
     """What tensors may take of the card now, all of ours included; None where there is no card."""
     if not device.startswith("cuda"):
         return None
@@ -115,6 +116,7 @@ def allocator_bytes(
     # The driver does not know of torch's own limit, which whoever started this process may have set.
     allocator = min(float(free), _share_from_outside(_index(device)) * total)
     if limit_gib is not None:
+        context = _contexts.get(_index(device))
         allocator = min(
             allocator, limit_gib * 2**30 - (_context_bytes(device) if context is None else context)
         )

@@ -58,6 +58,7 @@ def test_a_limit_that_torch_was_given_from_outside_is_respected(monkeypatch: pyt
     )
     monkeypatch.setattr(memory_module, "_context_bytes", lambda device: gib)
     monkeypatch.setattr(memory_module, "_own_caps", {})
+    monkeypatch.setattr(memory_module, "_contexts", {})
     assert allocator_bytes("cuda", None, None) == 21 * gib
     card["share"] = 0.5
     assert allocator_bytes("cuda", None, None) == 12 * gib
@@ -84,6 +85,7 @@ class PretendCard:
             monkeypatch.setattr(torch.cuda, name, answer)
         monkeypatch.setattr(memory_module, "_context_bytes", lambda device: GIB)
         monkeypatch.setattr(memory_module, "_own_caps", {})
+        monkeypatch.setattr(memory_module, "_contexts", {})
 
     def _set(self, share: float, device: int) -> None:
         self.limit = int(share * 24 * GIB)
@@ -171,3 +173,16 @@ def test_evaluating_alone_gets_advice_for_evaluating() -> None:
     hint = out_of_memory(config, "cpu").hint
     assert "--batch_size=6 --eval_iters=40" in hint
     assert "recompute" not in hint and "low bits" not in hint
+
+
+def test_a_shortage_is_not_answered_with_another_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CUDA itself takes is measured by a small kernel: when the limit is set, and not on a full card."""
+    card = PretendCard(monkeypatch)
+    assert cap_memory("cuda", 12.0, None)[0] == 11 * GIB
+
+    def full(device: str) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(memory_module, "_context_bytes", full)
+    card.ours, card.others = 10 * GIB, 14 * GIB
+    assert allocator_bytes("cuda", 12.0, None) == 10 * GIB
