@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import FULL, TINY, config, events, weights
 
 from onecard.config import RunConfig
 from onecard.data.prepare.command import prepare
@@ -23,7 +24,6 @@ from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import Question
 from onecard.plan.settings import Setting
-from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module
@@ -32,27 +32,6 @@ from onecard.train import start as start_module
 from onecard.train.fit import Fit, open_fit
 from onecard.train.loop import Training, train
 from onecard.train.step import Stepper
-
-TINY = [
-    "--dataset=tiny", "--vocab_size=61", "--n_layer=3", "--n_head=2", "--n_embd=32", "--block_size=16",
-    "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--min_lr=1e-3",
-    "--warmup_iters=3", "--lr_decay_iters=40", "--max_iters=20", "--eval_interval=5", "--eval_iters=2",
-    "--device=cpu", "--no-compile", "--sample_tokens=0", "--out_dir=out",
-]  # fmt: skip
-FULL = "CUDA out of memory"
-
-
-def config(*more: str) -> RunConfig:
-    return load_config(RunConfig, [*TINY, *more])
-
-
-def weights(out_dir: str = "out") -> dict[str, torch.Tensor]:
-    return list_checkpoints(Path(out_dir) / "checkpoints")[-1].model_tensors()
-
-
-def events(kind: str, out_dir: str = "out") -> list[dict[str, Any]]:
-    lines = (Path(out_dir) / "events.jsonl").read_text().splitlines()[1:]
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 def saved_steps(out_dir: str = "out") -> list[int]:

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_runs
 import torch
+from tiny_runs import TINY, events, weights
 
 from onecard.config import RunConfig
 from onecard.data.prepare.command import prepare
@@ -36,25 +38,11 @@ from onecard.train.refit import _OF_TRAINING, Refit
 from onecard.train.step import Stepper
 from onecard.train.watch import Verdict
 
-TINY = [
-    "--dataset=tiny", "--vocab_size=61", "--n_layer=3", "--n_head=2", "--n_embd=32", "--block_size=16",
-    "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--min_lr=1e-3",
-    "--warmup_iters=3", "--lr_decay_iters=40", "--max_iters=24", "--eval_interval=8", "--eval_iters=2",
-    "--device=cpu", "--no-compile", "--sample_tokens=0", "--log_interval=1", "--out_dir=out",
-]  # fmt: skip
+LONGER = ["--max_iters=24", "--eval_interval=8", "--log_interval=1"]
 
 
 def config(*more: str) -> RunConfig:
-    return load_config(RunConfig, [*TINY, *more])
-
-
-def events(kind: str, out_dir: str = "out") -> list[dict[str, Any]]:
-    lines = (Path(out_dir) / "events.jsonl").read_text().splitlines()[1:]
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
-
-
-def weights(out_dir: str) -> dict[str, torch.Tensor]:
-    return list_checkpoints(Path(out_dir) / "checkpoints")[-1].model_tensors()
+    return tiny_runs.config(*LONGER, *more)
 
 
 def question(*words: str, rates: Rates | None = None, cap_gib: float = 60.0) -> Question:
@@ -237,7 +225,7 @@ def test_a_stage_is_judged_by_its_speed(
 def text_data() -> list[str]:
     Path("text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
     prepare(["text.txt"], tokenizer="byte", progress=False)
-    return [word for word in TINY if not word.startswith(("--vocab", "--dataset", "--sample"))]
+    return [word for word in (*TINY, *LONGER) if not word.startswith(("--vocab", "--dataset", "--sample"))]
 
 
 def test_what_comes_late_is_tried_first(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import FULL, config, events
 
 from onecard.config import RunConfig
-from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.knobs import load_config
@@ -35,23 +35,6 @@ from onecard.train.fit import MOST_MICRO_BATCHES, Fit, _of_the_setting, open_fit
 from onecard.train.loop import Training, train
 from onecard.train.memory import is_out_of_memory
 from onecard.train.step import Stepper
-
-TINY = [
-    "--dataset=tiny", "--vocab_size=61", "--n_layer=3", "--n_head=2", "--n_embd=32", "--block_size=16",
-    "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--min_lr=1e-3",
-    "--warmup_iters=3", "--lr_decay_iters=40", "--max_iters=20", "--eval_interval=5", "--eval_iters=2",
-    "--device=cpu", "--no-compile", "--sample_tokens=0", "--out_dir=out",
-]  # fmt: skip
-FULL = "CUDA out of memory"
-
-
-def config(*more: str) -> RunConfig:
-    return load_config(RunConfig, [*TINY, *more])
-
-
-def events(kind: str, out_dir: str = "out") -> list[dict[str, Any]]:
-    lines = (Path(out_dir) / "events.jsonl").read_text().splitlines()[1:]
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 def evaluated_steps(out_dir: str = "out") -> list[int]:
@@ -462,27 +445,3 @@ def test_a_start_that_runs_out_is_carried_out_in_another_way(
     assert summary.values["step"] == 20 and len(set(settings_tried)) == 3
     assert "out of memory at the start: running with" in "".join(capsys.readouterr())
     assert json.loads((Path("out") / "plan.json").read_text())["settings"] == settings_tried[-1].to_json()
-
-
-def test_a_nanochat_run_is_continued_by_the_same_command_as_often_as_one_likes(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its vocabulary is the data's: nobody has set it, and the checkpoint knows it."""
-    (workplace / "text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
-    prepare(["text.txt"], tokenizer="byte", progress=False)
-    words = ["--arch=nanochat", "--depth=2", "--dataset=text", "--block_size=16", "--batch_size=4",
-             "--total_batch_size=128", "--eval_iters=2", "--device=cpu", "--no-compile", "--out_dir=out",
-             "--sample_tokens=0", "--max_iters=9"]  # fmt: skip
-    plain = Training._step
-
-    def interrupted(training: Training, *arguments: Any) -> bool:
-        stepped = plain(training, *arguments)
-        os.kill(os.getpid(), signal.SIGINT)
-        return stepped
-
-    monkeypatch.setattr(Training, "_step", interrupted)
-    for step in (1, 2, 3):
-        summary = train(load_config(RunConfig, words))
-        assert summary.interrupted and summary.values["step"] == step
-    with pytest.raises(UserError, match="vocab_size: 320 there, 500 now"):
-        train(load_config(RunConfig, [*words, "--vocab_size=500"]))
