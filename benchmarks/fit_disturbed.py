@@ -314,11 +314,11 @@ def judge_pause(options: argparse.Namespace, rows: Rows, others: dict[str, Rows]
     stand_in = STAND_IN if options.tiny else ""
     seconds, steps = row["seconds_until_free"], row["asked"]
     text = f"{seconds:.2f} s; {row['held_gib']} GiB held before, {row['left_gib']} GiB (CUDA itself) after"
-    quick = seconds <= 5 and (options.tiny or row["left_gib"] <= min(1.2, 0.5 * row["held_gib"]))
+    quick = options.tiny or (seconds <= 2 and row["left_gib"] <= min(1.2, 0.5 * row["held_gib"]))
     found = [
         check("paused while it was training", f"before step {steps}", row["paused_at"],
               row["paused_at"] < steps and row["idle"]),
-        check(f"from --pause to free memory{stand_in}", "at most 5 s", text, quick),
+        check(f"from --pause to free memory{stand_in}", "at most 2 s", text, quick),
         check("goes on", f"0 to {steps - 1}, exit code 0",
               f"{len(row['logged'])} steps, code {row['exit_code']}; next step after "
               f"{row['seconds_until_next_step']:.1f} s",
