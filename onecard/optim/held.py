@@ -14,6 +14,7 @@ out of memory half-way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +22,10 @@ from torch import Tensor
 from onecard.optim.lowbit import Int8State
 from onecard.optim.muon import Matrix
 from onecard.optim.offload import LayerTotals, Shuttle, Traveller, host_empty
-from onecard.optim.regions import Region
+from onecard.optim.regions import Region, Slot
 from onecard.optim.rules import MuonRule
 from onecard.optim.saved import State
-from onecard.plan.standing import BLOCK
+from onecard.plan.standing import BLOCK, muon_batch
 
 # Eager arithmetic on a CPU makes copies of what it works on: this many elements at a time.
 EAGER_PIECE = 2**20
@@ -41,6 +42,32 @@ class Storage:
     @property
     def low_bit(self) -> bool:
         return self.master_weights == "bf16" or self.optim_states != "fp32"
+
+
+class Batch(NamedTuple):
+    """Equal matrices that Muon takes together."""
+
+    matrix: Matrix
+    slots: tuple[Slot, ...]
+    firsts: tuple[Tensor, ...]  # of the slots, on the device
+    variance: Tensor | None  # of all of them, where the rule keeps one
+
+
+def _batches(region: Region, storage: Storage, device: str, variances: torch.dtype | None) -> list[Batch]:
+    """Visitors from the host come one by one; what is on the card is taken by shape."""
+    alike: dict[Matrix, list[Slot]] = {}
+    for slot in region.slots:
+        alike.setdefault(Matrix.of(slot.name, slot.shape), []).append(slot)
+    found = []
+    for matrix, slots in alike.items():
+        count = muon_batch(matrix.parts, matrix.rows, matrix.columns, len(slots), storage)
+        for number in range(0, len(slots), count):
+            some = tuple(slots[number : number + count])
+            firsts = torch.tensor([slot.first for slot in some], device=device).unbind()
+            kept = matrix.variances(len(some))
+            variance = None if variances is None else torch.zeros(kept, dtype=variances, device=device)
+            found.append(Batch(matrix, some, firsts, variance))
+    return found
 
 
 class Held:
@@ -65,16 +92,11 @@ class Held:
             self.total_views = region.views(self.total)
         self.master = self._empty(region.size, torch.bfloat16 if bf16 else full).zero_()
         self.states: dict[str, State] = {}
-        self.variances: dict[str, Tensor] = {}
+        self.batches: list[Batch] = []
         if isinstance(region.rule, MuonRule):
             self.states["momentum"] = self._new_state(states, full, signed=True)
-            if region.rule.refined:
-                self.variances = {
-                    slot.name: torch.zeros(
-                        Matrix.of(slot.name, slot.shape).variances(), dtype=full, device=device
-                    )
-                    for slot in region.slots
-                }
+            variances = full if region.rule.refined else None
+            self.batches = _batches(region, storage, device, variances)
         else:
             # bf16 is Muon's alone: a second moment needs more bits, or a code of its own.
             states = "int8" if states == "int8" else "fp32"
@@ -130,6 +152,16 @@ class Held:
             for s in self.states.values()
         ]
         return self.total[here], self.master[here], states
+
+    @property
+    def variances(self) -> dict[str, Tensor]:
+        """By parameter; empty where the rule keeps none."""
+        return {
+            slot.name: batch.variance[number * batch.matrix.parts : (number + 1) * batch.matrix.parts]
+            for batch in self.batches
+            if batch.variance is not None
+            for number, slot in enumerate(batch.slots)
+        }
 
     def norm(self) -> Tensor:
         if self.layer_totals is not None:

@@ -1,12 +1,12 @@
-"""Muon: momentum whose update is made orthogonal, one matrix at a time.
+"""Muon: momentum whose update is made orthogonal, a few equal matrices at a time.
 
 An update with all singular values near one moves every direction of a matrix alike, where AdamW's is
 dominated by a few. The orthogonal factor comes from a polynomial in the matrix itself, a handful of
 matmuls in bf16; it need not be exact, and is not.
 
-One matrix (or the three of a packed projection) at a time: a whole model stacked by shape, as others do
-it, needs two more copies of its matrices for the duration of a step. The room for the largest matrix is
-taken once, so that a step allocates nothing to speak of.
+A few at a time: one by one, the host needs longer to hand out the many small kernels than a fast card to
+compute them; a whole model stacked by shape, as others do it, needs two more copies of its matrices for the
+duration of a step. The room is taken once, so that a step allocates nothing to speak of.
 
 Momentum may be fp32, bf16 or int8 in blocks; low-bit storage is rounded stochastically, as in lowbit.py.
 """
@@ -14,7 +14,7 @@ Momentum may be fp32, bf16 or int8 in blocks; low-bit storage is rounded stochas
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,30 +72,61 @@ class Matrix(NamedTuple):
         return self.parts * self.rows * self.columns
 
     @property
+    def place(self) -> int:
+        """In a flat buffer: whole blocks."""
+        return -(-self.elements // BLOCK) * BLOCK
+
+    @property
     def side(self) -> int:
         """The smaller one: products of the matrix with itself are this large."""
         return min(self.rows, self.columns)
 
-    def variances(self) -> Size:
+    def variances(self, count: int = 1) -> Size:
         """One number a neuron: along the longer side, or the rows of a square."""
-        return Size(
-            (self.parts, self.rows, 1) if self.rows >= self.columns else (self.parts, 1, self.columns)
-        )
+        parts = count * self.parts
+        return Size((parts, self.rows, 1) if self.rows >= self.columns else (parts, 1, self.columns))
+
+    def stacked(self, flat: Tensor, count: int) -> Tensor:
+        """So many of them that lie one after the other, as one stack."""
+        padded = flat[: count * self.place].view(count, self.place)[:, : self.elements]
+        return padded.view(count * self.parts, self.rows, self.columns)
+
+
+class Piece(NamedTuple):
+    """What belongs to one matrix, flat and padded to whole blocks.
+
+    `first` (with a key that is new in every step) chooses the noise of low-bit storage, as in
+    lowbit.adamw_chunk_.
+    """
+
+    grad: Tensor
+    master: Tensor
+    momentum: Momentum
+    first: Tensor
 
 
 class Muon:
-    """Steps on single matrices, with room for the largest of them.
+    """Steps on equal matrices, with room for as many of each kind as are said to be taken at a time.
 
     `dtype` is what the iteration computes in. bf16 is enough for it.
     """
 
     def __init__(
-        self, matrices: Iterable[Matrix], device: str, dtype: torch.dtype, *, refined: bool, compiled: bool
+        self,
+        together: Iterable[tuple[Matrix, int]],
+        device: str,
+        dtype: torch.dtype,
+        *,
+        refined: bool,
+        compiled: bool,
     ) -> None:
-        matrices = list(matrices)
+        together = list(together)
         self.refined, self.method = refined, "polar-express" if refined else "newton-schulz"
-        longest = max(-(-m.elements // BLOCK) * BLOCK for m in matrices)
-        largest = max(m.parts * m.side**2 for m in matrices)
+        longest = max(count * m.place for m, count in together)
+        largest = max(count * m.parts * m.side**2 for m, count in together)
+        self._plain_scale = torch.ones(
+            (1, 1, 1), dtype=torch.promote_types(dtype, torch.float32), device=device
+        )
         self._x, self._y = (torch.zeros(longest, dtype=dtype, device=device) for _ in range(2))
         self._gram, self._poly = (torch.zeros(largest, dtype=dtype, device=device) for _ in range(2))
         self._ahead: Callable[..., Any] = ahead_
@@ -106,37 +137,33 @@ class Muon:
             )
 
     def step(
-        self,
-        matrix: Matrix,
-        grad: Tensor,
-        master: Tensor,
-        momentum: Momentum,
-        variance: Tensor | None,
-        hyper: MuonHyper,
-        key: Tensor,
-        first: Tensor,
+        self, matrix: Matrix, pieces: Sequence[Piece], variance: Tensor | None, hyper: MuonHyper, key: Tensor
     ) -> None:
-        """One step, in place. Gradient, master and momentum are flat and padded to whole blocks.
-
-        `key` and `first` choose the noise of low-bit storage, as in lowbit.adamw_chunk_.
-        """
-        x = self._x[: len(grad)]
-        self._ahead(_in_blocks(grad), _blocks_of(momentum), _in_blocks(x), hyper, key, first)
-        size = (matrix.parts, matrix.rows, matrix.columns)
-        x_PRC, y_PRC = (flat[: matrix.elements].view(size) for flat in (self._x, self._y))
-        side = (matrix.parts, matrix.side, matrix.side)
+        """One step of each, in place. `variance` is that of all of them, one after the other."""
+        for number, piece in enumerate(pieces):
+            x = self._x[number * matrix.place : (number + 1) * matrix.place]
+            self._ahead(
+                _in_blocks(piece.grad), _blocks_of(piece.momentum), _in_blocks(x), hyper, key, piece.first
+            )
+        x_PRC, y_PRC = (matrix.stacked(flat, len(pieces)) for flat in (self._x, self._y))
+        side = (len(x_PRC), matrix.side, matrix.side)
         gram, poly = (flat[: math.prod(side)].view(side) for flat in (self._gram, self._poly))
         if self.refined:
             equalise_rows_(x_PRC)
         x_PRC = orthogonalise_(x_PRC, y_PRC, gram, poly, self.method)
-        scale = torch.ones((1, 1, 1), dtype=hyper.lr.dtype, device=x.device)
+        scale = self._plain_scale
         if self.refined:
             assert variance is not None
             scale = neuron_scale_(x_PRC, variance)
         # A tall matrix moves further, by the root of rows over columns.
         stretch = max(1.0, matrix.rows / matrix.columns) ** 0.5
-        master_PRC = master[: matrix.elements].view(size)
-        self._apply(master_PRC, x_PRC, scale, hyper, key, first, stretch=stretch, cautious=self.refined)
+        for number, piece in enumerate(pieces):
+            here = slice(number * matrix.parts, (number + 1) * matrix.parts)
+            master_PRC = matrix.stacked(piece.master, 1)
+            own = scale[here] if self.refined else scale
+            self._apply(
+                master_PRC, x_PRC[here], own, hyper, key, piece.first, stretch=stretch, cautious=self.refined
+            )
 
 
 def ahead_(grad: Tensor, momentum: Momentum, x: Tensor, hyper: MuonHyper, key: Tensor, first: Tensor) -> None:

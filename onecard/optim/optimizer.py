@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
 from onecard.model.rounding import noise_key
-from onecard.optim.held import EAGER_PIECE, Held, Storage
+from onecard.optim.held import EAGER_PIECE, Batch, Held, Storage
 from onecard.optim.lowbit import Hyper, Int8State, adamw_chunk_
-from onecard.optim.muon import Matrix, Muon, MuonHyper
+from onecard.optim.muon import Muon, MuonHyper, Piece
 from onecard.optim.offload import LayerTotals, check_host_memory
 from onecard.optim.regions import split_regions
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rules
@@ -59,18 +59,13 @@ class Optimizer:
         rules = {h.region.rule for h in self._held if isinstance(h.region.rule, MuonRule)}
         if not rules:
             return None
-        matrices = {
-            Matrix.of(slot.name, slot.shape)
-            for held in self._held
-            if isinstance(held.region.rule, MuonRule)
-            for slot in held.region.slots
-        }
+        together = {(batch.matrix, len(batch.slots)) for held in self._held for batch in held.batches}
         refined = {rule.refined for rule in rules}
         assert len(refined) == 1, "one kind of Muon at a time"
         # In bf16 where the model computes in it: not every card has it, and a CPU has no use for it.
         fast = compute == torch.bfloat16 and device.startswith("cuda")
         work = compute if fast else torch.promote_types(compute, torch.float32)
-        return Muon(matrices, device, work, refined=refined.pop(), compiled=compiled)
+        return Muon(together, device, work, refined=refined.pop(), compiled=compiled)
 
     # --- what the model works with
     @property
@@ -158,15 +153,22 @@ class Optimizer:
         for name, value in values.items():
             getattr(hyper, name).fill_(value)
         hyper.grad_scale.copy_(grad_scale)
-        slots = {slot.first: slot for slot in held.region.slots}
 
-        def update(grad: Tensor, master: Tensor, states: list[State], first: int) -> None:
-            self._first.fill_(first)
-            slot = slots[first]
-            matrix, variance = Matrix.of(slot.name, slot.shape), held.variances.get(slot.name)
-            muon.step(matrix, grad, master, states[0], variance, hyper, self._key, self._first)
+        def step(batch: Batch, parts: Iterable[tuple[Tensor, Tensor, list[State]]]) -> None:
+            pieces = [
+                Piece(grad, master, states[0], first)
+                for (grad, master, states), first in zip(parts, batch.firsts, strict=True)
+            ]
+            muon.step(batch.matrix, pieces, batch.variance, hyper, self._key)
 
-        self._over(held, held.region.spans(), update)
+        if held.shuttle is not None:
+            visiting = {batch.slots[0].first: batch for batch in held.batches}  # of one matrix each
+            self._over(held, [], lambda *piece: step(visiting[piece[-1]], [piece[:-1]]))
+            return
+        for batch in held.batches:
+            step(batch, (held.part(slot.first, slot.last - slot.first) for slot in batch.slots))
+        if held.working is not held.master:
+            held.working.copy_(held.master)
 
     def _over(
         self,

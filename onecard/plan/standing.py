@@ -23,6 +23,10 @@ PIECE = 2**21
 # Pieces on the card at a time: one is worked on, the next arrives, the one before leaves.
 PLACES = 3
 
+# Muon's matrices are taken together up to so many elements, products with themselves included: enough that
+# a fast card has something to do, few enough that their room (2 × 2 bytes each) is 64 MiB.
+MUON_TOGETHER = 2**24
+
 SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
@@ -77,6 +81,15 @@ def per_element(kind: str, kept: Kept, dtype: str, *, by_muon: bool) -> PerEleme
     )
 
 
+def muon_batch(parts: int, rows: int, columns: int, count: int, kept: Kept) -> int:
+    """How many of `count` equal matrices Muon takes together. Visitors from the host come one by one."""
+    elements = parts * rows * columns
+    if kept.offload != "none" or (parts > 1 and elements % ALIGN):
+        return 1
+    most = max(1, MUON_TOGETHER // (elements + parts * min(rows, columns) ** 2))
+    return -(-count // -(-count // most))  # as even as they go
+
+
 @dataclass(frozen=True)
 class Standing:
     """The lines of it, on the card and on the host."""
@@ -123,7 +136,7 @@ def _standing(
         Line("visitors from host memory", int(sums["visitors"]), f"{PLACES} pieces of each offloaded buffer"),
     ]
     if by_muon:
-        card.append(_muon_room(shape, dtype, refined))
+        card.append(_muon_room(shape, setting, dtype, refined))
     names = {"masters": "weights (masters)", "totals": "gradients", "states": "optimizer states"}
     host = [
         Line(names[key], int(value), f"{_per(value, shape)} × {count}")
@@ -141,19 +154,22 @@ def _largest_layer(members: Sequence[Parameter]) -> int:
     return max(layers.values())
 
 
-def _muon_room(shape: Shape, dtype: str, refined: bool) -> Line:
-    """Two copies of the largest matrix, two products of a matrix with itself, and a variance per neuron."""
+def _muon_room(shape: Shape, setting: Setting, dtype: str, refined: bool) -> Line:
+    """Two copies of what is taken together, two products of each with itself, and a variance per neuron."""
     # bf16 iterates in bf16; anything else in full precision (fp16 would overflow).
     each = 2 if dtype == "bfloat16" else max(4, SIZES[dtype])
-    longest = products = variances = 0
+    alike: dict[tuple[int, int, int], int] = {}
     for parameter in parameters_of(shape):
-        if parameter.kind != "layers":
-            continue
-        parts = 3 if parameter.name.endswith("attn.c_attn.weight") else 1
-        rows, columns = parameter.dims[0] // parts, parameter.dims[1]
-        longest = max(longest, -(-parts * rows * columns // ALIGN) * ALIGN)
-        products = max(products, parts * min(rows, columns) ** 2)
-        variances += parts * max(rows, columns) * 4 if refined else 0
+        if parameter.kind == "layers":
+            parts = 3 if parameter.name.endswith("attn.c_attn.weight") else 1
+            matrix = (parts, parameter.dims[0] // parts, parameter.dims[1])
+            alike[matrix] = alike.get(matrix, 0) + 1
+    longest = products = variances = 0
+    for (parts, rows, columns), count in alike.items():
+        together = muon_batch(parts, rows, columns, count, setting)
+        longest = max(longest, together * (-(-parts * rows * columns // ALIGN) * ALIGN))
+        products = max(products, together * parts * min(rows, columns) ** 2)
+        variances += count * parts * max(rows, columns) * 4 if refined else 0
     bytes_ = each * 2 * (longest + products) + variances
     return Line("Muon's room", bytes_, f"{each} × 2 × ({longest:,} + {products:,} elements)")
 

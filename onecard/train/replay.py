@@ -133,4 +133,7 @@ class Replay:
             torch.cuda.synchronize()  # one may still be playing
         self._recordings.clear()
         if torch.cuda.is_available():
+            # cuBLAS took room to work in when a pass was recorded, out of the recording's own memory, which
+            # would stay there for it; the next pass takes its own.
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()

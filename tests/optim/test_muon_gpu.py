@@ -8,7 +8,7 @@ from torch import Size, Tensor
 
 from onecard.optim.held import Storage
 from onecard.optim.lowbit import BLOCK, Int8State
-from onecard.optim.muon import Matrix, Momentum, Muon, MuonHyper
+from onecard.optim.muon import Matrix, Momentum, Muon, MuonHyper, Piece
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
 
@@ -52,7 +52,7 @@ def test_a_step_is_the_cpus(compiled: bool, momentum: str, refined: bool) -> Non
     matrix = Matrix(3, 64, 192)
     results = []
     for device, work in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
-        muon = Muon([matrix], device, work, refined=refined, compiled=compiled and device == "cuda")
+        muon = Muon([(matrix, 1)], device, work, refined=refined, compiled=compiled and device == "cuda")
         master = random(matrix.elements).to(device)
         state: Momentum = torch.zeros(matrix.elements, device=device)
         if momentum == "bf16":
@@ -65,8 +65,8 @@ def test_a_step_is_the_cpus(compiled: bool, momentum: str, refined: bool) -> Non
         for step in range(3):
             grad = random(matrix.elements, seed=step + 1).to(device)
             key = torch.tensor(step, dtype=torch.int32, device=device)
-            first = torch.tensor(0, device=device)
-            muon.step(matrix, grad, master, state, variance if refined else None, hyper, key, first)
+            piece = Piece(grad, master, state, torch.tensor(0, device=device))
+            muon.step(matrix, [piece], variance if refined else None, hyper, key)
         results.append(master.cpu() - random(matrix.elements))
     # What bf16 alone costs, seen on the CPU: 0.7% with Newton-Schulz; 3.0% refined, whose first polynomial
     # is steeper and whose rows are scaled afterwards.

@@ -83,6 +83,8 @@ def test_a_tight_cap_starts_in_another_setting_and_holds(place: Path) -> None:
     train(config("--out_dir=free"))
     need = json.loads((place / "free" / "plan.json").read_text())["memory"]["reserved_gib"]
     cap(0.75 * need)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     summary = train(config("--out_dir=tight"))
     assert summary.values["refits"] == 0, "what was predicted to fit has fitted"
     plan = json.loads((place / "tight" / "plan.json").read_text())
@@ -98,15 +100,14 @@ def test_memory_that_is_taken_and_given_back(place: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("onecard.train.fit._PATIENCE", 4)
     train(config("--out_dir=free"))
     torch.cuda.empty_cache()
+    needed = json.loads((place / "free" / "plan.json").read_text())["memory"]["allocated_gib"]
     plain = Training._step
 
     def step(training: Training, *arguments: Any) -> None:
         if training.position.step == 10:
             training._settle()
             torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(
-                0.6 * torch.cuda.max_memory_allocated() / torch.cuda.mem_get_info()[1]
-            )
+            cap(0.6 * needed)
         if training.position.step == 20:
             torch.cuda.set_per_process_memory_fraction(1.0)
         plain(training, *arguments)
