@@ -1,13 +1,29 @@
-"""What benchmarks/plan_accuracy.py may start next, beside what is under way. No torch."""
+"""What benchmarks/plan_accuracy.py starts next beside what is under way, and how long all takes. No torch."""
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from accuracy_grid import Case, Estimate
+from accuracy_grid import Case, Estimate, estimates, grid, in_order, tiny
 
+Row = dict[str, Any]
+GIB = 2**30
 _ROOM = 0.85  # of a memory: bills may be too small, which is what is being measured
+
+
+def waiting(options: argparse.Namespace, rows: Sequence[Row]) -> list[Case]:
+    """What is asked for and not there yet, then what is wanted again, the oldest first; last what failed."""
+    calls = {row["name"]: row["call"] for row in rows}
+    failed = {row["name"] for row in rows if "error" in row}
+    again = {name for name in calls if options.again is not None and re.search(options.again, name)}
+    done = calls.keys() - failed - again
+    cases = (tiny(case) if options.tiny else case for case in in_order(grid()))
+    found = [c for c in dict.fromkeys(cases) if c.name not in done and re.search(options.only, c.name)]
+    return sorted(found, key=lambda case: (case.name in failed, calls.get(case.name, -1)))
 
 
 @dataclass(frozen=True)
@@ -69,3 +85,17 @@ class Lanes:
         """What is too large for any company runs alone."""
         others = [other.case for other in self._under_way.values()]
         return not others or self._memory.holds([*others, one.case])
+
+
+def show_grid(cases: Sequence[Case], card: str, lanes: int) -> None:
+    total = 0.0
+    for one in estimates(cases, card):
+        case, bill = one.case, one.case.bill()
+        total += one.ready_s / lanes + one.alone_s
+        print(
+            f"{'*' if case.held_out else ' '}{case.name:75}{case.shape.parameters / 1e6:8.1f}M"
+            f"{bill.process / GIB:7.1f} GiB{bill.host / GIB:6.1f} GiB host{one.step_s * 1e3:8.1f} ms"
+            f"{one.seconds:6.1f} s"
+        )
+    held_out = sum(case.held_out for case in cases)
+    print(f"{len(cases)} configurations, {held_out} of them held out (*); about {total / 60:.0f} minutes")

@@ -34,8 +34,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from accuracy_grid import Case, as_row, case_of, estimates, grid, in_order, tiny  # noqa: E402
-from accuracy_lanes import Lanes, Memory  # noqa: E402
+from accuracy_grid import Case, as_row, case_of, estimates, grid, in_order  # noqa: E402
+from accuracy_lanes import Lanes, Memory, show_grid, waiting  # noqa: E402
 from command_line import command_line  # noqa: E402
 from memory_speed import Row, write  # noqa: E402
 from processes import Work, in_own_process, side_by_side  # noqa: E402
@@ -214,44 +214,25 @@ def _told(found: Row | None, quantity: str) -> str:
     )
 
 
-def show_grid(cases: Sequence[Case], card: str, lanes: int) -> None:
-    total = 0.0
-    for one in estimates(cases, card):
-        case, bill = one.case, one.case.bill()
-        total += one.ready_s / lanes + one.alone_s
-        print(
-            f"{'*' if case.held_out else ' '}{case.name:75}{case.shape.parameters / 1e6:8.1f}M"
-            f"{bill.process / GIB:7.1f} GiB{bill.host / GIB:6.1f} GiB host{one.step_s * 1e3:8.1f} ms"
-            f"{one.seconds:6.1f} s"
-        )
-    held_out = sum(case.held_out for case in cases)
-    print(f"{len(cases)} configurations, {held_out} of them held out (*); about {total / 60:.0f} minutes")
-
-
 # --- measuring
+
+
+def or_nothing(work: Work) -> Row:
+    """What nothing can be measured without."""
+    row = in_own_process(work, 120.0)
+    if "error" in row:
+        raise SystemExit(f"error: the machine cannot be measured: {row['error']}\n{row.get('trace', '')}")
+    return row
 
 
 def call_of(options: argparse.Namespace) -> Row:
     """The machine as this call finds it."""
     from accuracy_measure import machine
 
-    row = in_own_process(partial(machine, options.device, options.bench_seconds), 120.0)
-    if "error" in row:
-        raise SystemExit(f"error: the machine cannot be measured: {row['error']}\n{row.get('trace', '')}")
+    row = or_nothing(partial(machine, options.device, options.bench_seconds))
     if row["compile_problem"]:
         raise SystemExit(f"error: torch.compile does not work here: {row['compile_problem']}")
     return {"date": time.strftime("%Y-%m-%d %H:%M"), "command": command_line()} | row
-
-
-def waiting(options: argparse.Namespace, rows: Sequence[Row]) -> list[Case]:
-    """What is asked for and not there yet, then what is wanted again, the oldest first; last what failed."""
-    calls = {row["name"]: row["call"] for row in rows}
-    failed = {row["name"] for row in rows if "error" in row}
-    again = {name for name in calls if options.again is not None and re.search(options.again, name)}
-    done = calls.keys() - failed - again
-    cases = (tiny(case) if options.tiny else case for case in in_order(grid()))
-    found = [c for c in dict.fromkeys(cases) if c.name not in done and re.search(options.only, c.name)]
-    return sorted(found, key=lambda case: (case.name in failed, calls.get(case.name, -1)))
 
 
 def to_try_again(options: argparse.Namespace, results: Row) -> Iterator[tuple[Case, Row]]:
@@ -307,17 +288,20 @@ class Run:
         print(f"[{self.elapsed:4.0f} s] {name} | {told}", file=sys.stderr, flush=True)
 
     def measure(self) -> None:
+        from accuracy_measure import kernels
+
         options, cases = self.options, waiting(self.options, self.rows)
-        gib = self.call["memory_gib"]
+        gib, chosen = self.call["memory_gib"], dict[str, str]()
         memory = Memory(gib and gib * GIB, available_memory())
+        if cases and options.lanes > 1:  # before others run, whose time would be in that of a kernel
+            chosen = or_nothing(partial(kernels, cases, options.device))["kernels"]
         lanes = Lanes(
             estimates(cases), memory, lambda: self.elapsed,
             budget_s=options.budget_seconds, most=options.count,
         )  # fmt: skip
-        kernels = self.kernels(cases) if options.lanes > 1 else {}
         begun: list[Row] = []
         with tempfile.TemporaryDirectory() as folder:
-            works = self.works(lanes, Path(folder) / "turns", kernels, begun)
+            works = self.works(lanes, Path(folder) / "turns", chosen, begun)
             for number, found in side_by_side(works, options.lanes, options.limit_seconds):
                 row = begun[number] | found
                 lanes.ended(row["name"])
@@ -325,10 +309,12 @@ class Run:
                 self.save()
                 self.say(row["name"], row.get("error") or _line(row, row["predicted"]))
         self.save(lanes.left)
-        told = f"{lanes.started} measured in {self.elapsed:.0f} s, {len(lanes.left)} left: {self.out}"
-        print(told, file=sys.stderr)
+        left = f"{len(lanes.left)} left: {self.out}"
+        print(f"{lanes.started} measured in {self.elapsed:.0f} s, {left}", file=sys.stderr)
 
-    def works(self, lanes: Lanes, turns_at: Path, kernels: Row, begun: list[Row]) -> Iterator[Work | None]:
+    def works(
+        self, lanes: Lanes, turns_at: Path, kernels: dict[str, str], begun: list[Row]
+    ) -> Iterator[Work | None]:
         """Each when a lane is free for it; what is known of its row beforehand goes to `begun`."""
         from accuracy_measure import measure
 
@@ -342,16 +328,6 @@ class Run:
                 measure, case, self.options.device, said["need"], said["seconds"], turns_at,
                 kernels.get(case.name),
             )  # fmt: skip
-
-    def kernels(self, cases: Sequence[Case]) -> Row:
-        """Chosen before anything runs side by side: a kernel's time would be that of the others too."""
-        from accuracy_measure import kernels
-
-        row = in_own_process(partial(kernels, cases, self.options.device), self.options.limit_seconds)
-        if "error" in row:
-            raise SystemExit(f"error: no attention kernels: {row['error']}\n{row.get('trace', '')}")
-        found: Row = row["kernels"]
-        return found
 
     def try_caps(self) -> None:
         from accuracy_measure import run_capped
@@ -379,7 +355,7 @@ def _line(row: Row, said: Row) -> str:
         off = "" if was is None or guess is None else f" ({guess / was - 1:+.1%})"
         parts.append("-" if was is None else f"{was / unit:.4g} {name}{off}")
     cap = {True: "ran under its cap", False: f"RAN OUT: {row.get('cap_problem')}", None: "no cap"}
-    return ", ".join([*parts, cap[row["ran_under_cap"]], f"took {row['took']:.0f} s"])
+    return ", ".join([*parts, cap[row["ran_under_cap"]], f"took {row['took'] - row['waited']:.0f} s"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
