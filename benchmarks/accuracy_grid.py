@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from onecard.config import RunConfig
 from onecard.dial import GENERATIONS
@@ -26,8 +26,10 @@ FAMILIES = ("gpt2", "nanochat-2025", "nanochat-2026")
 ACCUMULATION = 2  # the least that accumulates
 HELD_OUT = 5  # one of so many is never fitted to
 # Seconds of a measurement besides its steps, on a machine with an H200 and 16 cores.
-_START, _PER_BILLION, _COMPILING = 6.0, 8.0, {"gpt2": 7.0, "nanochat-2025": 7.0, "nanochat-2026": 14.0}
+_START, _PER_BILLION, _COMPILING = 3.5, 8.0, {"gpt2": 7.0, "nanochat-2025": 7.0, "nanochat-2026": 14.0}
+_ROOM_FOR_CAPS = 2.5  # memory goes back to the driver and is taken anew
 WARM_UP = 3  # the first compiles, the second may record a graph
+AFTER_WAITING = 2  # before steps are timed: card and host have been idle
 UNDER_CAP = 2  # and as many under a tighter one
 APART = 1
 
@@ -244,22 +246,33 @@ def timed_steps(case: Case, expected: float | None) -> int:
     return 5 if expected is None else max(3, min(15, round(1.5 / expected)))
 
 
-def estimates(
-    cases: Iterable[Case], card: str = "H200 SXM", compiled: Iterable[object] = ()
-) -> list[tuple[Case, float, float]]:
-    """Each with its step and its whole measurement in seconds, in this order; `compiled` is there already."""
-    seen: set[object] = set(compiled)
+class Estimate(NamedTuple):
+    """Seconds of a step, and of a measurement: until it is ready, and with the machine for itself."""
+
+    case: Case
+    step_s: float
+    ready_s: float
+    alone_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ready_s + self.alone_s
+
+
+def estimates(cases: Iterable[Case], card: str = "H200 SXM") -> list[Estimate]:
+    """In this order, in which the first of those with the same code compiles it."""
+    seen: set[object] = set()
     found = []
     for case in cases:
         rates = rates_of(find_card(card), case.dtype)
         assert rates is not None
         step = case.step_time(rates).seconds
-        seconds = _START + _PER_BILLION * case.shape.parameters / 1e9
-        seconds += (WARM_UP + timed_steps(case, step) + 2 * UNDER_CAP + APART) * step
+        ready = _START + _PER_BILLION * case.shape.parameters / 1e9 + WARM_UP * step
         if case.code is not None and case.code not in seen:
             seen.add(case.code)
-            seconds += _COMPILING[case.family]
-        found.append((case, step, seconds))
+            ready += _COMPILING[case.family]
+        steps = AFTER_WAITING + timed_steps(case, step) + APART + 2 * UNDER_CAP
+        found.append(Estimate(case, step, ready, _ROOM_FOR_CAPS + steps * step))
     return found
 
 

@@ -9,6 +9,8 @@ emptied, a graph is dropped, the allocator is told to take no more than the bill
 run again. What is left from before are the tensors that stand there all the time, put there before the
 first step, as in a fresh process; all else goes back to the driver and is taken anew under the cap. What
 this leaves out is building the model and compiling; --caps does the same in a fresh process.
+
+Several may get ready at the same time. From the timed steps on, a process has card and host for itself.
 """
 
 from __future__ import annotations
@@ -19,19 +21,22 @@ import platform
 import statistics
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-from accuracy_grid import UNDER_CAP, WARM_UP, Case, timed_steps
+from accuracy_grid import AFTER_WAITING, UNDER_CAP, WARM_UP, Case, timed_steps
 from memory_speed import Row
 from numpy.typing import ArrayLike, NDArray
 from plain_gpt2 import host_memory, matmul_tflops
+from processes import Turns
 
 import onecard.hardware.bench
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
+from onecard.hardware.bench_sizes import CARD_SIZES
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
 from onecard.model.family import model_class
@@ -45,6 +50,7 @@ from onecard.train.step import Stepper
 _TOKENS = 2**21
 _HARDLY_MORE = 24 * 2**20  # than is allocated: the allocator's grain
 _PATIENCE = 12  # steps in which fp16's loss scale is found
+_LAUNCHING = 0.01  # seconds: a thousand launches
 
 
 def import_compiler() -> None:
@@ -91,15 +97,20 @@ def filled_model(case: Case) -> Decoder:
 
 
 class Steps:
-    """A run without its loop: whole steps, one at a time."""
+    """A run without its loop: whole steps, one at a time.
 
-    def __init__(self, case: Case, device: str) -> None:
+    With a `kernel` for attention that is used, whatever is found to be the fastest beside other processes.
+    """
+
+    def __init__(self, case: Case, device: str, kernel: str | None = None) -> None:
         torch.set_float32_matmul_precision("high")
         self.config, shape = case.config, case.shape
         self.cuda = device.startswith("cuda")
         # Asked once for the whole machine, not in every process: it takes a second.
         setattr(engine, "compile_problem", lambda device: None)  # noqa: B010
-        kernel = engine.choose_kernel(shape, self.config, device, case.dtype)
+        # Always, since what it allocates and loads belongs to the peaks.
+        fastest = engine.choose_kernel(shape, self.config, device, case.dtype)
+        kernel = kernel or fastest
         model = filled_model(case)
         model.attention_kernel = kernel
         notes: list[str] = []
@@ -176,12 +187,21 @@ def cap(need: int) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, need / total))
 
 
-def measure(case: Case, device: str, need: int, expected: float | None) -> Row:
-    """One configuration; what goes wrong is in the row as `error`."""
+def measure(
+    case: Case, device: str, need: int, expected: float | None, turns_at: Path, kernel: str | None = None
+) -> Row:
+    """One configuration; what goes wrong is in the row as `error`. `turns_at`: see Turns."""
 
     def work() -> Row:
-        steps = Steps(case, device)
+        turns = Turns(turns_at)
+        turns.together()
+        steps = Steps(case, device, kernel)
         warm = steps.warm_up(WARM_UP)
+        steps.wait()
+        turns.alone()
+        began = time.monotonic()
+        warm += steps.warm_up(AFTER_WAITING)
+        launch_us = launch_cost(device)
         both = [steps.step() for _ in range(timed_steps(case, expected))]
         assert (problem := steps.graph_problem()) is None, problem
         row: Row = {
@@ -193,22 +213,41 @@ def measure(case: Case, device: str, need: int, expected: float | None) -> Row:
                 "warm_up": [round(seconds, 4) for seconds in warm],
                 "update": round(steps.update_alone(), 6),
             },
-            "pinned_bytes": steps.stepper.optimizer.host_bytes,
+            "launch_us": launch_us, "pinned_bytes": steps.stepper.optimizer.host_bytes,
             **steps.facts, **host_memory(steps.stepper.optimizer.host_bytes),
         }  # fmt: skip
-        if not steps.cuda:
-            return row | {"ran_under_cap": None}
-        return row | _again_under_cap(steps, need, row["measured"]["allocated"])
+        row |= (
+            _again_under_cap(steps, need, row["measured"]["allocated"])
+            if steps.cuda
+            else {"ran_under_cap": None}
+        )
+        # By a clock that all processes share.
+        alone = [round(moment, 3) for moment in (began, time.monotonic())]
+        return row | {"waited": round(turns.waited, 2), "alone": alone}
 
     return _told(work)
 
 
-def compile_only(case: Case, device: str) -> Row:
-    """What its steps are compiled to, into the files that the measuring process will find."""
+def launch_cost(device: str) -> float | None:
+    """Microseconds that the host needs to hand out a small kernel, right now."""
+    if not device.startswith("cuda"):
+        return None
+    return round(onecard.hardware.bench.Bench(device, CARD_SIZES).launch(_LAUNCHING), 3)
+
+
+def kernels(cases: Sequence[Case], device: str) -> Row:
+    """By name: for attention the fastest, as it is when nothing else runs."""
 
     def work() -> Row:
-        Steps(case, device).warm_up(WARM_UP)
-        return {}
+        found: Row = {}
+        known: dict[object, str] = {}
+        for case in cases:
+            shape = case.shape
+            sizes = (case.micro_batch, shape.n_head, shape.block_size, shape.head_dim, case.dtype)
+            if sizes not in known:
+                known[sizes] = engine.choose_kernel(shape, case.config, device, case.dtype)
+            found[case.name] = known[sizes]
+        return {"kernels": found}
 
     return _told(work)
 

@@ -2,12 +2,15 @@
 
     python benchmarks/plan_accuracy.py --list                      (the grid, and the time it will take)
     python benchmarks/plan_accuracy.py --out FILE.json --resume    (measure what FILE does not have yet)
-        --compile_first 8        (compile what is needed beforehand, 8 at a time; measuring is one by one)
+        --lanes 4                (build and compile 4 at a time; measuring is one by one all the same)
+        --again 'muon'           (and what FILE has, where the name matches; the oldest first)
     python benchmarks/plan_accuracy.py --out FILE.json --caps      (again under caps, in fresh processes)
     python benchmarks/plan_accuracy.py --report FILE.json --worst 10
     python benchmarks/plan_accuracy.py --device cpu --tiny --count 3 --out FILE.json    (does it run?)
 
 A process per configuration (a fork: peaks do not mix), in an order in which compiled code is used again.
+Most of its time is Python building a model and compiling it, which several can do at the same time: --lanes.
+Each then waits until no other does anything, and has card and host for itself from its timed steps on.
 The file holds what was measured and what was predicted then; errors are always computed anew, from the
 formulas of today and the machine's figures in the file. A fifth of the configurations, by their hash, is
 held out: nothing is fitted to it, and it is reported apart.
@@ -22,6 +25,7 @@ import os
 import re
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -30,12 +34,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from accuracy_grid import Case, as_row, case_of, estimates, grid, in_order, tiny  # noqa: E402
+from accuracy_grid import Case, as_row, case_of, estimates, grid, in_order  # noqa: E402
+from accuracy_lanes import Lanes, Memory, show_grid, waiting  # noqa: E402
 from command_line import command_line  # noqa: E402
 from memory_speed import Row, write  # noqa: E402
-from processes import in_own_process, side_by_side  # noqa: E402
+from processes import Work, in_own_process, side_by_side  # noqa: E402
 
 from onecard.hardware.cards import match_card  # noqa: E402
+from onecard.hardware.cpu import available_memory  # noqa: E402
 from onecard.hardware.measured import Measured, card_slug  # noqa: E402
 from onecard.plan.rates import Rates, rates_of  # noqa: E402
 
@@ -208,41 +214,25 @@ def _told(found: Row | None, quantity: str) -> str:
     )
 
 
-def show_grid(cases: Sequence[Case], card: str) -> None:
-    total = 0.0
-    for case, step, seconds in estimates(cases, card):
-        bill, total = case.bill(), total + seconds
-        print(
-            f"{'*' if case.held_out else ' '}{case.name:75}{case.shape.parameters / 1e6:8.1f}M"
-            f"{bill.process / GIB:7.1f} GiB{bill.host / GIB:6.1f} GiB host{step * 1e3:8.1f} ms"
-            f"{seconds:6.1f} s"
-        )
-    held_out = sum(case.held_out for case in cases)
-    print(f"{len(cases)} configurations, {held_out} of them held out (*); about {total / 60:.0f} minutes")
-
-
 # --- measuring
+
+
+def or_nothing(work: Work) -> Row:
+    """What nothing can be measured without."""
+    row = in_own_process(work, 120.0)
+    if "error" in row:
+        raise SystemExit(f"error: the machine cannot be measured: {row['error']}\n{row.get('trace', '')}")
+    return row
 
 
 def call_of(options: argparse.Namespace) -> Row:
     """The machine as this call finds it."""
     from accuracy_measure import machine
 
-    row = in_own_process(partial(machine, options.device, options.bench_seconds), 120.0)
-    if "error" in row:
-        raise SystemExit(f"error: the machine cannot be measured: {row['error']}\n{row.get('trace', '')}")
+    row = or_nothing(partial(machine, options.device, options.bench_seconds))
     if row["compile_problem"]:
         raise SystemExit(f"error: torch.compile does not work here: {row['compile_problem']}")
     return {"date": time.strftime("%Y-%m-%d %H:%M"), "command": command_line()} | row
-
-
-def waiting(options: argparse.Namespace, rows: Sequence[Row]) -> list[Case]:
-    """What is asked for and not there yet; what has failed before comes last."""
-    done = {row["name"] for row in rows if "error" not in row}
-    failed = {row["name"] for row in rows} - done
-    cases = (tiny(case) if options.tiny else case for case in in_order(grid()))
-    found = [c for c in dict.fromkeys(cases) if c.name not in done and re.search(options.only, c.name)]
-    return sorted(found, key=lambda case: case.name in failed)
 
 
 def to_try_again(options: argparse.Namespace, results: Row) -> Iterator[tuple[Case, Row]]:
@@ -269,10 +259,9 @@ class Run:
         use_expandable_segments()  # as the trainer does, before the card is touched
         set_compile_cache()
         self.options, self.began = options, time.monotonic()
-        self.compiled: set[object] = set()
         self.results: Row = {"what": "predicted and measured peaks and step times", "calls": [], "rows": []}
         if options.out is not None and options.out.exists():
-            if not (options.resume or options.caps):
+            if not (options.resume or options.caps or options.again is not None):
                 raise SystemExit(f"error: {options.out} exists\nhint: --resume goes on from it")
             self.results = json.loads(options.out.read_text())
         self.rows: list[Row] = self.results["rows"]
@@ -299,45 +288,46 @@ class Run:
         print(f"[{self.elapsed:4.0f} s] {name} | {told}", file=sys.stderr, flush=True)
 
     def measure(self) -> None:
+        from accuracy_measure import kernels
+
+        options, cases = self.options, waiting(self.options, self.rows)
+        gib, chosen = self.call["memory_gib"], dict[str, str]()
+        memory = Memory(gib and gib * GIB, available_memory())
+        if cases and options.lanes > 1:  # before others run, whose time would be in that of a kernel
+            chosen = or_nothing(partial(kernels, cases, options.device))["kernels"]
+        lanes = Lanes(
+            estimates(cases), memory, lambda: self.elapsed,
+            budget_s=options.budget_seconds, most=options.count,
+        )  # fmt: skip
+        begun: list[Row] = []
+        with tempfile.TemporaryDirectory() as folder:
+            works = self.works(lanes, Path(folder) / "turns", chosen, begun)
+            for number, found in side_by_side(works, options.lanes, options.limit_seconds):
+                row = begun[number] | found
+                lanes.ended(row["name"])
+                self.rows = [other for other in self.rows if other["name"] != row["name"]] + [row]
+                self.save()
+                self.say(row["name"], row.get("error") or _line(row, row["predicted"]))
+        self.save(lanes.left)
+        left = f"{len(lanes.left)} left: {self.out}"
+        print(f"{lanes.started} measured in {self.elapsed:.0f} s, {left}", file=sys.stderr)
+
+    def works(
+        self, lanes: Lanes, turns_at: Path, kernels: dict[str, str], begun: list[Row]
+    ) -> Iterator[Work | None]:
+        """Each when a lane is free for it; what is known of its row beforehand goes to `begun`."""
         from accuracy_measure import measure
 
-        options, left = self.options, []
-        measured, cases = 0, waiting(options, self.rows)
-        if options.compile_first:
-            self.compile_first(cases)
-        for case, _, guess in estimates(cases, compiled=self.compiled):
-            if measured == options.count or self.elapsed + guess > options.budget_seconds:
-                left.append(case.name)
+        for one in lanes:
+            if one is None:
+                yield None
                 continue
-            measured += 1
-            said = predict(case, self.call)
-            work = partial(measure, case, options.device, said["need"], said["seconds"])
-            row = as_row(case) | {"call": len(self.results["calls"]) - 1, "predicted": said}
-            row |= in_own_process(work, options.limit_seconds)
-            self.rows = [other for other in self.rows if other["name"] != case.name] + [row]
-            self.save()
-            self.say(case.name, row.get("error") or _line(row, said))
-        self.save(left)
-        print(f"{measured} measured in {self.elapsed:.0f} s, {len(left)} left: {self.out}", file=sys.stderr)
-
-    def compile_first(self, cases: Sequence[Case]) -> None:
-        """Compiled code is kept in files, so many can be made at once; the card is not measured meanwhile."""
-        from accuracy_measure import compile_only
-
-        smallest: dict[object, Case] = {}
-        for case in sorted(cases, key=lambda case: case.shape.parameters):
-            if case.code is not None:
-                smallest.setdefault(case.code, case)
-        chosen = list(smallest.values())
-        # The slowest first, so that none is left over at the end.
-        chosen.sort(key=lambda case: (case.family != "nanochat-2026", -case.shape.parameters))
-        works = [partial(compile_only, case, self.options.device) for case in chosen]
-        for number, row in side_by_side(works, self.options.compile_first, self.options.limit_seconds):
-            case = chosen[number]
-            told = row.get("error") or f"compiled in {row['took']:.0f} s"
-            self.say(case.name, told)
-            if "error" not in row:
-                self.compiled.add(case.code)
+            case, said = one.case, predict(one.case, self.call)
+            begun.append(as_row(case) | {"call": len(self.results["calls"]) - 1, "predicted": said})
+            yield partial(
+                measure, case, self.options.device, said["need"], said["seconds"], turns_at,
+                kernels.get(case.name),
+            )  # fmt: skip
 
     def try_caps(self) -> None:
         from accuracy_measure import run_capped
@@ -365,7 +355,7 @@ def _line(row: Row, said: Row) -> str:
         off = "" if was is None or guess is None else f" ({guess / was - 1:+.1%})"
         parts.append("-" if was is None else f"{was / unit:.4g} {name}{off}")
     cap = {True: "ran under its cap", False: f"RAN OUT: {row.get('cap_problem')}", None: "no cap"}
-    return ", ".join([*parts, cap[row["ran_under_cap"]], f"took {row['took']:.0f} s"])
+    return ", ".join([*parts, cap[row["ran_under_cap"]], f"took {row['took'] - row['waited']:.0f} s"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -380,7 +370,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--out", type=Path, help="default: benchmarks/results/plan_accuracy_CARD.json")
     add("--resume", action="store_true", help="go on from --out; what failed is measured again, last")
     add("--caps", action="store_true", help="try again, in fresh processes, what is not known to run")
-    add("--compile_first", type=int, default=0, metavar="LANES", help="compile ahead, so many at a time")
+    add("--again", metavar="REGEX", help="measure these again too; a row stays until there is a new one")
+    add("--lanes", type=int, default=1, metavar="N", help="get so many ready at a time")
     add("--only", default="", help="a regular expression on names")
     add("--count", type=int, default=-1, help="measure no more than so many")
     add("--budget_seconds", type=float, default=540.0, help="start nothing that would end after that")
@@ -390,8 +381,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--tiny", action="store_true", help="small and uncompiled: to try the script, not to measure")
     options = parser.parse_args(arguments)
+    if options.lanes < 1:
+        parser.error("--lanes: at least 1")
     if options.list:
-        show_grid([c for c in in_order(grid()) if re.search(options.only, c.name)], "H200 SXM")
+        show_grid([c for c in in_order(grid()) if re.search(options.only, c.name)], "H200 SXM", options.lanes)
         return
     if options.report is not None:
         report(json.loads(options.report.read_text()), options.worst, options.rates)

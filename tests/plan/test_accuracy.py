@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -215,6 +218,78 @@ def test_what_is_held_out_is_told_apart(accuracy: Any) -> None:
     assert not beyond["fitted"]["seconds"]["holds"]
 
 
+# --- what is started when --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lanes(accuracy: Any) -> Any:
+    import accuracy_lanes
+
+    return accuracy_lanes
+
+
+def test_nothing_is_started_that_would_end_too_late(accuracy: Any, lanes: Any, cases: list[Any]) -> None:
+    few = accuracy.estimates(dataclasses.replace(case, compile=False) for case in cases[:4])
+    nothing = lanes.Lanes(few, lanes.Memory(None, None), lambda: 0.1, budget_s=0.0)
+    assert list(nothing) == []
+    assert nothing.left == [one.case.name for one in few]
+    # Time for the first alone; the second would have to wait for it as well.
+    enough = few[1].seconds + few[0].alone_s
+    for budget, started in ((enough + 0.1, 2), (enough - 0.1, 1)):
+        queue = lanes.Lanes(few[:2], lanes.Memory(None, None), lambda: 0.0, budget_s=budget)
+        assert len(list(queue)) == started == 2 - len(queue.left)
+
+
+def test_what_is_left_when_time_is_up_is_told(accuracy: Any, lanes: Any, cases: list[Any]) -> None:
+    clock = [0.0]
+    few = accuracy.estimates(cases[:4])
+    queue = lanes.Lanes(few, lanes.Memory(None, None), lambda: clock[0], budget_s=1000.0, most=3)
+    asked = iter(queue)
+    assert next(asked) == few[0]
+    clock[0] = 999.0
+    assert next(asked, "the end") == "the end"
+    assert queue.left == [one.case.name for one in few[1:]]
+
+
+def test_only_what_the_memory_holds_runs_side_by_side(accuracy: Any, lanes: Any) -> None:
+    small, large = accuracy.Case("gpt2", 6, 320, 1, 256), accuracy.Case("gpt2", 12, 768, 32, 1024)
+    queued = accuracy.estimates([small, large, small])
+    for memory in (
+        lanes.Memory(large.bill().process / 0.85 + 1, None),  # enough for it alone
+        lanes.Memory(None, large.bill().building.bytes / 0.85 + 1),
+    ):
+        queue = lanes.Lanes(queued, memory, lambda: 0.0, budget_s=1e9)
+        asked = iter(queue)
+        assert next(asked) == queued[0]
+        assert next(asked) is None
+        assert next(asked) is None
+        queue.ended(small.name)
+        assert next(asked) == queued[1]
+        assert next(asked) is None
+        queue.ended(large.name)
+        assert next(asked) == queued[2]
+    tiny_card = lanes.Lanes(queued[1:2], lanes.Memory(1.0, 1.0), lambda: 0.0, budget_s=1e9)
+    assert next(iter(tiny_card)) == queued[1]  # alone, it is its own affair
+
+
+def test_again_comes_after_what_is_missing_and_before_what_failed(
+    accuracy: Any, lanes: Any, cases: list[Any]
+) -> None:
+    order = accuracy.in_order(cases)
+    measured, older, failed, missing = order[0], order[1], order[2], order[3:]
+    rows = [
+        accuracy.as_row(measured) | {"call": 2},
+        accuracy.as_row(older) | {"call": 1},
+        accuracy.as_row(failed) | {"call": 0, "error": "no result"},
+    ]
+    options = argparse.Namespace(again=None, only="", tiny=False)
+    assert lanes.waiting(options, rows) == [*missing, failed]
+    options.again = ""
+    assert lanes.waiting(options, rows) == [*missing, older, measured, failed]
+    options.again = f"^{re.escape(older.name)}$"
+    assert lanes.waiting(options, rows) == [*missing, older, failed]
+
+
 # --- the script -------------------------------------------------------------------------------------
 
 
@@ -267,6 +342,54 @@ def test_the_whole_path_on_a_cpu_and_going_on_from_there(accuracy: Any, tmp_path
     assert results["unfinished"]
     found = accuracy.summary(accuracy.recompute(results))
     assert found["fitted"]["allocated"] is None  # nothing that was not measured counts as met
+
+
+@pytest.mark.slow
+def test_lanes_measure_the_same_one_at_a_time(tmp_path: Path) -> None:
+    words = ("--device=cpu", "--tiny", "--bench_seconds=0.2", "--count=3", "--only=block/")
+    plain, beside = tmp_path / "plain.json", tmp_path / "beside.json"
+    rows = {}
+    for out, lanes in ((plain, "1"), (beside, "2")):
+        run = run_script(*words, f"--out={out}", f"--lanes={lanes}")
+        assert run.returncode == 0, run.stderr
+        rows[out] = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    assert len(rows[plain]) == 3
+    assert rows[plain].keys() == rows[beside].keys()
+    for name, row in rows[beside].items():
+        assert "error" not in row
+        assert row.keys() == rows[plain][name].keys()
+        assert row["launch_us"] is None  # there is no card to launch anything on
+        assert len(row["measured"]["warm_up"]) == 5
+        begin, end = row["alone"]
+        assert sum(row["measured"]["each"]) + row["measured"]["update"] <= end - begin + 0.002
+    for one, other in itertools.combinations(rows[beside].values(), 2):
+        assert one["alone"][1] <= other["alone"][0] or other["alone"][1] <= one["alone"][0]
+
+
+@pytest.mark.slow
+def test_again_replaces_and_no_budget_starts_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "tiny.json"
+    words = ("--device=cpu", "--tiny", "--bench_seconds=0.2", f"--out={out}", "--only=block/", "--lanes=2")
+    assert run_script(*words, "--count=2").returncode == 0
+    before = json.loads(out.read_text())["rows"]
+    name = before[0]["name"]
+    again = (*words, f"--only=^{re.escape(name)}$", f"--again={re.escape(name)}")
+    nothing = run_script(*again, "--budget_seconds=0")
+    assert nothing.returncode == 0, nothing.stderr
+    found = json.loads(out.read_text())
+    assert found["rows"] == before
+    assert found["unfinished"] == [name]
+    killed = run_script(*again, "--limit_seconds=0")
+    assert killed.returncode == 0, killed.stderr
+    assert [row.get("error") for row in json.loads(out.read_text())["rows"]] == [
+        None, "no result: stopped after 0 s",
+    ]  # fmt: skip
+    assert run_script(*again).returncode == 0
+    kept, replaced = json.loads(out.read_text())["rows"]
+    assert kept == before[1]
+    assert replaced["name"] == name
+    assert replaced["call"] == 3
+    assert "error" not in replaced
 
 
 # --- what was measured ------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +54,84 @@ def test_what_takes_too_long_is_stopped(processes: Any) -> None:
     row = processes.in_own_process(lambda: time.sleep(600) or {}, 0.5)
     assert row["error"] == "no result: stopped after 0.5 s"
     assert time.monotonic() - began < 300
+
+
+def test_the_next_is_asked_for_when_there_is_a_lane(processes: Any) -> None:
+    ended: list[int] = []
+    asked_after: list[int] = []
+
+    def works() -> Iterator[Callable[[], dict[str, int]] | None]:
+        for number in range(4):
+            while number == 2 and len(ended) < 2:
+                yield None  # the third would not want to be beside the first two
+            asked_after.append(len(ended))
+            yield dict
+
+    for number, _ in processes.side_by_side(works(), 2, 60.0):
+        ended.append(number)
+    assert sorted(ended) == [0, 1, 2, 3]
+    assert asked_after[:3] == [0, 0, 2]
+
+
+# --- turns ------------------------------------------------------------------------------------------
+
+
+def together_then_alone(processes: Any, file: Path, seconds: float = 0.1) -> dict[str, Any]:
+    turns = processes.Turns(file)
+    turns.together()
+    ready = [time.monotonic()]
+    time.sleep(seconds)
+    ready.append(time.monotonic())
+    turns.alone()
+    alone = [time.monotonic()]
+    time.sleep(seconds)
+    return {"ready": ready, "alone": [*alone, time.monotonic()], "waited": turns.waited}
+
+
+def apart(one: list[float], other: list[float]) -> bool:
+    return one[1] <= other[0] or other[1] <= one[0]
+
+
+def test_who_measures_is_alone_and_all_get_their_turn(processes: Any, tmp_path: Path) -> None:
+    works = [lambda: together_then_alone(processes, tmp_path / "turns")] * 9
+    rows = [row for _, row in processes.side_by_side(works, 3, 60.0)]
+    assert len(rows) == 9 and not any("error" in row for row in rows)
+    for one, other in itertools.permutations(rows, 2):
+        assert apart(one["alone"], other["alone"])
+        assert apart(one["alone"], other["ready"])
+    pairs = itertools.combinations(rows, 2)
+    assert any(not apart(one["ready"], other["ready"]) for one, other in pairs), (
+        "nothing went on side by side"
+    )
+
+
+def test_who_dies_lets_go(processes: Any, tmp_path: Path) -> None:
+    def dies() -> dict[str, Any]:
+        processes.Turns(tmp_path / "turns").alone()
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    works = [dies, lambda: together_then_alone(processes, tmp_path / "turns")]
+    found = dict(processes.side_by_side(works, 2, 60.0))
+    assert found[0]["error"] == "no result: exit code -9"
+    assert "alone" in found[1]
+
+
+def test_waiting_for_a_turn_is_not_counted(processes: Any, tmp_path: Path) -> None:
+    """The first never ends by itself; who waits for it is there for longer than the limit."""
+
+    def hangs() -> dict[str, Any]:
+        processes.Turns(tmp_path / "turns").alone()
+        (tmp_path / "hangs").touch()
+        time.sleep(600)
+        return {}
+
+    def waits() -> dict[str, Any]:
+        while not (tmp_path / "hangs").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        return together_then_alone(processes, tmp_path / "turns", 0.75)
+
+    found = dict(processes.side_by_side([hangs, waits], 2, 2.5))
+    assert found[0]["error"] == "no result: stopped after 2.5 s"
+    assert found[1]["waited"] > 1.0
