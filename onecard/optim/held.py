@@ -25,10 +25,8 @@ from onecard.optim.offload import LayerTotals, Shuttle, Traveller, host_empty
 from onecard.optim.regions import Region, Slot
 from onecard.optim.rules import MuonRule
 from onecard.optim.saved import State
+from onecard.plan.host import EAGER_PIECE
 from onecard.plan.standing import BLOCK, muon_batch
-
-# Eager arithmetic on a CPU makes copies of what it works on: this many elements at a time.
-EAGER_PIECE = 2**20
 
 
 @dataclass(frozen=True)

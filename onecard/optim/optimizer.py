@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
 from onecard.model.rounding import noise_key
-from onecard.optim.held import EAGER_PIECE, Batch, Held, Storage
+from onecard.optim.held import Batch, Held, Storage
 from onecard.optim.lowbit import Hyper, Int8State, adamw_chunk_
 from onecard.optim.muon import Muon, MuonHyper, Piece
 from onecard.optim.offload import LayerTotals, check_host_memory
 from onecard.optim.regions import split_regions
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rules
 from onecard.optim.saved import State, export_moment, import_moment
+from onecard.plan.host import EAGER_PIECE
 from onecard.plan.standing import BLOCK, per_element
 
 

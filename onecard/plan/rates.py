@@ -25,7 +25,9 @@ _ATTENTION = 0.75 / 0.8415  # of the matmul rate
 _WITHIN_A_STEP = 0.88
 _REFERENCE_SM_RATE = 989e12 / 132
 _REFERENCE_SMS = 132
-_USUAL_LAUNCH = 10e-6
+# A server's cores are many and slow; the host of a GeForce card is likely a desktop's.
+_SERVERS = {(8, 0), (9, 0), (10, 0)}
+_SERVER_LAUNCH, _USUAL_LAUNCH = 9e-6, 5e-6
 _BUS = {9: 50e9, 10: 50e9, 12: 45e9}
 _USUAL_BUS = 22e9  # PCIe 4.0 × 16
 
@@ -66,7 +68,8 @@ def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates 
     matmul = share * peak
     bandwidth = _COPY * (card.bandwidth_gbps or 400.0) * 1e9
     bus = _BUS.get(capability[0], _USUAL_BUS)
-    launch, to_card, to_host = _USUAL_LAUNCH, bus, bus
+    launch = _SERVER_LAUNCH if capability in _SERVERS else _USUAL_LAUNCH
+    to_card, to_host = bus, bus
     source, calibrated = "the card's figures", card.name in _CALIBRATED and card.note != GIVEN
     if measured is not None:
         # A record is of one dtype; another is as much faster or slower as the card's figures say.

@@ -4,7 +4,7 @@
                  its bytes over the bandwidth; a few microseconds to begin and end
     attention    4·width·pairs FLOPs forward, 2.5 times that backward, pairs counted behind the causal mask
     the rest     bytes over bandwidth: norms, activations, residuals; the loss; the update
-    the host     handing out kernels: what is faster handed out than computed costs nothing
+    the host     handing out kernels (plan/host.py): what is faster handed out than computed costs nothing
     the bus      what is offloaded, while the card computes
 
 Bytes per value of `the rest` and the efficiencies are fitted to measured runs (plan/rates.py).
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onecard.plan.host import micro_batch_launches, update_launches
 from onecard.plan.rates import Rates
 from onecard.plan.settings import Setting
 from onecard.plan.standing import SIZES, per_element
@@ -25,13 +26,19 @@ from onecard.shapes import Nanochat2026Shape, Shape
 # Bytes that a layer's forward and backward pass move per token and channel, matmuls left out, in bf16.
 _REST = {"gpt2": 141.0, "nanochat-2025": 155.0, "nanochat-2026": 207.0}
 _REST_AGAIN = {"none": 1.0, "mlp": 1.08, "block": 1.30}
-_UNCOMPILED = 2.8  # times as many: nothing is fused
+# The same without the compiler, every operation's inputs and outputs counted (tests/plan/test_host.py). Small
+# kernels on strided inputs do not reach the bandwidth of a long copy.
+_UNCOMPILED = {
+    "gpt2": {"none": 240.0, "mlp": 260.0, "block": 286.0},
+    "nanochat-2025": {"none": 931.0, "mlp": 963.0, "block": 1123.0},
+    "nanochat-2026": {"none": 1225.0, "mlp": 1257.0, "block": 1506.0},
+}
+_UNCOMPILED_SHARE = 1 / 1.85
+_ROUNDED = 267.0  # bytes per weight: bf16 totals, rounded at random without the compiler
 _LOGITS = 8.0  # bytes moved per logit besides the matmuls'
 _EMBEDDING = 20.0
-# Kernels of a layer's two passes, and of all the rest of a micro-batch.
-_KERNELS = {"none": 54, "mlp": 58, "block": 70}
-_KERNELS_UNCOMPILED = 170
-_KERNELS_BESIDE = 50
+_WIDE_RESIDUAL = 1.5  # fp16, compiled: its residual stream is fp32
+_IN_THE_WAY = 0.15  # of what travels in one direction holds up what travels in the other
 _FORWARD_SHARE = 0.30  # of a micro-batch: what an evaluation costs
 
 
@@ -95,8 +102,16 @@ def step_time(
         last = _micro_batch(shape, setting, dtype, rates, rest)
         parts = [a + b for a, b in zip(parts, last, strict=True)]
     update = _update(shape, setting, dtype, rates, by_muon)
+    # The host runs ahead of the card where it can, over the whole step; fp16 looks at the gradients first.
+    handing = micro_batch_launches(shape, setting) * rates.launch
+    last_handing = update_launches(shape, setting, by_muon=by_muon) * rates.launch
+    host = (whole + bool(rest)) * handing
+    parts[-1] += max(0.0, host - sum(parts)) if dtype == "float16" else 0.0
+    host = sum(parts) + last_handing if dtype == "float16" else host + last_handing
+    parts[-1] += max(0.0, host - sum(parts) - update)
     tokens = sequences * shape.block_size
-    return StepTime.of(parts, update, sum(micro), tokens, shape.flops_per_token, rates.peak)
+    one = max(sum(micro), handing)
+    return StepTime.of(parts, update, one, tokens, shape.flops_per_token, rates.peak)
 
 
 def _matmul(rates: Rates, m: int, n: int, k: int, size: int) -> float:
@@ -108,26 +123,27 @@ def _weight_gradient(rates: Rates, rows: int, columns: int, tokens: int, size: i
     """Added to a total by the matmul itself: `beside` bytes of it are read and written."""
     narrow = min(rows, columns)
     rate = rates.matmul * narrow / (narrow + rates.narrow)
-    moved = size * tokens * (rows + columns) + beside * rows * columns
-    return max(2 * rows * columns * tokens / rate, moved / rates.bandwidth) + rates.kernel
+    moved = size * tokens * (rows + columns)
+    product = max(2 * rows * columns * tokens / rate, moved / rates.bandwidth)
+    return product + beside * rows * columns / rates.bandwidth + rates.kernel
 
 
 def _micro_batch(
     shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int
 ) -> tuple[float, float, float, float, float]:
-    """Matmuls, attention, the rest, loss, waiting."""
+    """Matmuls, attention, the rest, loss, waiting for the bus."""
     moved = _rest_bytes(shape, setting, dtype)
     parts = micro_batch_parts(shape, setting, dtype, rates, sequences, rest_bytes=moved, logit_bytes=_LOGITS)
     on_card = sum(parts)
-    waiting = max(0.0, _host(shape, setting, rates) - on_card, _bus(shape, setting, rates) - 0.75 * on_card)
-    return *parts, waiting
+    return *parts, max(0.0, _bus(shape, setting, rates) - 0.75 * on_card)
 
 
 def _rest_bytes(shape: Shape, setting: Setting, dtype: str) -> float:
+    if not setting.compile:
+        # As many in fp32, where nothing is cast.
+        return _UNCOMPILED[shape.arch][setting.recompute] / _UNCOMPILED_SHARE
     moved = _REST[shape.arch] * _REST_AGAIN[setting.recompute] * (SIZES[dtype] / 2)
-    moved *= 1.0 if setting.compile else _UNCOMPILED
-    # In fp16 the residual stream is fp32.
-    return moved * (1.15 if dtype == "float16" else 1.0)
+    return moved * (_WIDE_RESIDUAL if dtype == "float16" else 1.0)
 
 
 def micro_batch_parts(
@@ -138,7 +154,9 @@ def micro_batch_parts(
     size, width, tokens = SIZES[dtype], shape.n_embd, sequences * shape.block_size
     # bf16 totals: the product in fp32 is written, read, and rounded into them.
     low = setting.master_weights == "bf16" and setting.offload != "gradients"
-    total_bytes = 40.0 if low else 8.0
+    total_bytes = 8.0
+    if low:
+        total_bytes = 40.0 if setting.compile else _ROUNDED / _UNCOMPILED_SHARE
     layer = ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
     forward = [_matmul(rates, tokens, out, into, size) for out, into in layer]
     per_layer = sum(forward)
@@ -175,24 +193,22 @@ def _pairs(shape: Shape, window: int) -> float:
     return block / 2 if window >= block else window - window * window / (2 * block)
 
 
-def _host(shape: Shape, setting: Setting, rates: Rates) -> float:
-    if setting.cuda_graphs and setting.offload != "gradients":
-        return 0.0
-    each = _KERNELS[setting.recompute] if setting.compile else _KERNELS_UNCOMPILED
-    return (each * shape.n_layer + _KERNELS_BESIDE) * rates.launch
-
-
 def _bus(shape: Shape, setting: Setting, rates: Rates) -> float:
     """Gradient totals travel with every micro-batch, both ways at once, during the backward pass."""
     if setting.offload != "gradients":
         return 0.0
     layers = sum(p.place for p in parameters_of(shape) if p.kind == "layers")
-    return 4 * layers / min(rates.to_card, rates.to_host)
+    return _travel(4 * layers, 4 * layers, rates)
+
+
+def _travel(to_card: float, to_host: float, rates: Rates) -> float:
+    """Seconds of so many bytes, both ways at once."""
+    there, back = to_card / rates.to_card, to_host / rates.to_host
+    return max(there, back) + _IN_THE_WAY * min(there, back)
 
 
 def _update(shape: Shape, setting: Setting, dtype: str, rates: Rates, by_muon: bool) -> float:
     moved = to_card = to_host = flops = 0.0
-    kernels = 0
     for members in groups_of(shape):
         kind, size = members[0].kind, sum(p.place for p in members)
         each = per_element(kind, setting, dtype, by_muon=by_muon)
@@ -203,9 +219,8 @@ def _update(shape: Shape, setting: Setting, dtype: str, rates: Rates, by_muon: b
             to_host += size * (each.master + each.states)
         if by_muon and kind == "layers":
             flops += sum(map(_orthogonalising, members))
-            kernels += 30 * len(members)
-    on_card = moved / rates.bandwidth + flops / (0.7 * rates.matmul)
-    return max(on_card, to_card / rates.to_card, to_host / rates.to_host, kernels * rates.launch)
+    on_card = moved / rates.bandwidth + flops / (0.8 * rates.matmul)
+    return max(on_card, _travel(to_card, to_host, rates))
 
 
 def _orthogonalising(matrix: Parameter) -> int:

@@ -161,9 +161,7 @@ def _muon_room(shape: Shape, setting: Setting, dtype: str, refined: bool) -> Lin
     alike: dict[tuple[int, int, int], int] = {}
     for parameter in parameters_of(shape):
         if parameter.kind == "layers":
-            parts = 3 if parameter.name.endswith("attn.c_attn.weight") else 1
-            matrix = (parts, parameter.dims[0] // parts, parameter.dims[1])
-            alike[matrix] = alike.get(matrix, 0) + 1
+            alike[parameter.matrix] = alike.get(parameter.matrix, 0) + 1
     longest = products = variances = 0
     for (parts, rows, columns), count in alike.items():
         together = muon_batch(parts, rows, columns, count, setting)

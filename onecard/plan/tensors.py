@@ -34,6 +34,12 @@ class Parameter:
         """Elements it takes in a buffer."""
         return -(-self.count // ALIGN) * ALIGN
 
+    @property
+    def matrix(self) -> tuple[int, int, int]:
+        """Parts, rows and columns: queries, keys and values are packed, and three to Muon."""
+        parts = 3 if self.name.endswith("attn.c_attn.weight") else 1
+        return parts, self.dims[0] // parts, self.dims[1]
+
 
 @lru_cache(maxsize=64)
 def parameters_of(shape: Shape) -> tuple[Parameter, ...]:

@@ -26,22 +26,18 @@ def known_rates(card: str, dtype: str = "bfloat16", measured: Measured | None = 
     return rates
 
 
-# Micro-batches of 1, 2 and 4 sequences waited for that machine's host; this is fitted to them. Elsewhere the
-# planner takes 10 microseconds, or what `onecard bench` measured.
-H200 = dataclasses.replace(known_rates("H200"), launch=27e-6)
+H200 = known_rates("H200")
 RTX_4070 = known_rates("RTX 4070")
 
-# Left out, as held back by the host by more than those 27 microseconds: 576 wide is 21% faster with CUDA
+# Left out, as held back by the host by more than is usual there: 576 wide is 21% faster with CUDA
 # graphs, which take the host out of it. For 8x1024 (58% of the speed of 16x1024) that is a guess: it was
 # measured once, and never with graphs.
 HOST_BOUND = ("onecard exact 12L 768 8x1024 acc4", "onecard exact 12L 576 16x1024 acc4")
-# Gradients travelled through two places on the card, not three.
-TWO_PLACES = "onecard exact recompute=block offload=gradients 48L 1600 4x1024 acc8 cap11"
 
 
 @pytest.mark.parametrize(
     "run",
-    [run for run in table_runs() if run.name not in (*HOST_BOUND, TWO_PLACES)],
+    [run for run in table_runs() if run.name not in HOST_BOUND],
     ids=lambda run: run.name,
 )
 def test_our_speed_on_an_h200(run: Run) -> None:
@@ -53,7 +49,7 @@ def test_our_speed_on_an_h200(run: Run) -> None:
 def test_what_was_left_out_is_slower_than_predicted() -> None:
     """If it no longer is, the exceptions above have lost their reason."""
     for run in table_runs():
-        if run.name in (*HOST_BOUND, TWO_PLACES):
+        if run.name in HOST_BOUND:
             step = step_time(run.shape, run.setting, "bfloat16", H200, run.sequences)
             assert 1.12 < step.tokens_per_s / run.tokens_per_s < 1.4, run.name
 
@@ -184,10 +180,11 @@ def test_a_longer_step_gains_the_updates_share_at_most(
     rates = rates_for(card)
     once = timed(shape, setting, rates, setting.micro_batch)
     longer = timed(shape, setting, rates, micro_batches * setting.micro_batch)
-    share = once.update / once.seconds
     assert once.tokens_per_s <= longer.tokens_per_s * (1 + 1e-9)
-    assert longer.tokens_per_s <= once.tokens_per_s / (1 - share) * (1 + 1e-9)
-    assert longer.seconds - longer.update == pytest.approx(micro_batches * longer.micro)
+    assert longer.seconds >= micro_batches * longer.micro * (1 - 1e-9)
+    # Beside its micro-batches a step has one update, whoever it waits for.
+    beside = once.seconds - once.micro
+    assert longer.seconds <= micro_batches * longer.micro + beside * (1 + 1e-9)
     assert longer.update == once.update
 
 
