@@ -32,7 +32,7 @@ _ROUNDED_MATRIX = 35  # a gradient added to a bf16 total
 _TRAVELLING_LAYER = 9  # gradient totals, to the card and back
 # Of the update: for every group of parameters, every piece of AdamW in few bits, every piece from the host.
 _GROUP = 26
-_PIECE = {"fp32": 102, "bf16": 102, "int8": 225}
+_PIECE = {"fp32": 72, "bf16": 72, "int8": 165}
 _VISITOR = 11
 # Muon's: for every matrix, and for all that are taken together.
 _MATRIX = {"fp32": 30, "bf16": 65, "int8": 100}

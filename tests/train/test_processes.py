@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,12 +14,14 @@ from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Any:
     import importlib
 
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("processes")
 
 
@@ -135,3 +139,44 @@ def test_waiting_for_a_turn_is_not_counted(processes: Any, tmp_path: Path) -> No
     found = dict(processes.side_by_side([hangs, waits], 2, 2.5))
     assert found[0]["error"] == "no result: stopped after 2.5 s"
     assert found[1]["waited"] > 1.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="by a promise of Linux")
+def test_nobody_is_left_behind_when_the_parent_is_ended(tmp_path: Path) -> None:
+    """A time limit from outside ends the parent alone; what it began must not go on beside what comes next."""
+    told = tmp_path / "pid"
+    script = f"""
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+sys.path.insert(0, {str(ROOT)!r})
+from processes import in_own_process
+def work():
+    fresh = Path({str(told)!r} + ".new")
+    fresh.write_text(str(os.getpid()))
+    fresh.rename({str(told)!r})
+    time.sleep(60)
+in_own_process(work, 60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        until = time.monotonic() + 60
+        while not told.exists():
+            assert time.monotonic() < until and parent.poll() is None
+            time.sleep(0.05)
+        child = int(told.read_text())
+        os.kill(child, 0)  # it is there
+    finally:
+        parent.kill()
+        parent.wait()
+    until = time.monotonic() + 10
+    while _runs(child):
+        assert time.monotonic() < until, "still there"
+        time.sleep(0.05)
+
+
+def _runs(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

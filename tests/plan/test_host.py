@@ -1,0 +1,148 @@
+"""The operations and bytes that the planner counts are those of the models, counted here one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from onecard.config import RunConfig
+from onecard.data.prefetch import Micro
+from onecard.knobs import load_config
+from onecard.model.family import model_class
+from onecard.optim.schedule import rates
+from onecard.plan.host import (
+    micro_batch_launches,
+    micro_batch_operations,
+    update_launches,
+    update_operations,
+)
+from onecard.plan.settings import Setting, setting_of
+from onecard.plan.speed import _UNCOMPILED
+from onecard.shapes import Shape
+from onecard.train.engine import new_stepper
+
+FAMILIES = {
+    "gpt2": ["--n_embd=128", "--n_head=2"],
+    "nanochat-2025": ["--arch=nanochat", "--generation=2025", "--n_embd=256", "--n_head=2"],
+    "nanochat-2026": ["--arch=nanochat", "--generation=2026", "--n_embd=256", "--n_head=2"],
+}
+# They neither compute nor move anything; the compiler's own questions are no operations at all.
+VIEWS = {
+    "view", "_unsafe_view", "transpose", "t", "select", "slice", "as_strided", "expand", "unsqueeze",
+    "squeeze", "permute", "detach", "unbind", "split", "reshape", "alias", "empty", "empty_like", "new_empty",
+    "empty_strided", "split_with_sizes", "unfold", "chunk", "promote_types",
+}  # fmt: skip
+MATMULS = {
+    "mm", "bmm", "baddbmm", "addmm", "add_outer_", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+}  # fmt: skip
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        self.operations += name != "promote_types"
+        if name not in VIEWS | MATMULS:
+            both = tree_leaves((args, kwargs or {}, result))
+            self.bytes += sum(_bytes(t) for t in both if isinstance(t, Tensor))
+        return result
+
+
+def _bytes(tensor: Tensor) -> int:
+    """An expanded dimension is read once."""
+    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    count = 1
+    for size in sizes:
+        count *= size
+    return count * tensor.element_size()
+
+
+def counted(
+    family: str, layers: int, *words: str, block: int = 64, batch: int = 1
+) -> tuple[Counted, Counted, RunConfig]:
+    """One micro-batch and one update, after others that have prepared what there is to prepare."""
+    config = load_config(RunConfig, [
+        *FAMILIES[family], f"--n_layer={layers}", f"--block_size={block}", f"--batch_size={batch}",
+        "--vocab_size=512", "--gradient_accumulation_steps=1", "--dtype=bfloat16", "--device=cpu",
+        "--no-compile", *words,
+    ]).resolved()  # fmt: skip
+    config.check()
+    shape = config.shape(512)
+    model = model_class(shape).uninitialised(shape)
+    for name, parameter in model.named_parameters():
+        model._initialise(name, parameter.data, 0)
+        if parameter.dim() >= 2 and config.master_weights == "bf16":
+            parameter.data = parameter.data.bfloat16()
+    model.recompute = config.recompute or "none"
+    stepper = new_stepper(model, config, setting_of(config, shape), "cpu", "bfloat16", compiled=False)
+    x, ids = torch.randint(0, 512, (batch, block)), torch.zeros(batch, dtype=torch.int64)
+    found = []
+    for _ in range(2):
+        with Counted() as micro:
+            stepper.backward(Micro(x, x, ids), x.numel())
+        with Counted() as update:
+            stepper.update(rates(1, config))
+        found.append((micro, update))
+    return *found[-1], config
+
+
+def by_depth(family: str, *words: str) -> Iterator[tuple[Counted, Counted, Shape, Setting, bool]]:
+    for layers in (2, 4):
+        micro, update, config = counted(family, layers, *words)
+        shape = config.shape(512)
+        yield micro, update, shape, setting_of(config, shape), config.by_muon
+
+
+WORDS = [
+    [], ["--recompute=mlp"], ["--recompute=block"], ["--master_weights=bf16", "--optim_states=int8"],
+    ["--optim_states=int8"], ["--master_weights=bf16"], ["--offload=optimizer"], ["--offload=gradients"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_operations_are_those_of_the_model(family: str, words: list[str]) -> None:
+    for micro, update, shape, setting, by_muon in by_depth(family, *words):
+        assert micro_batch_operations(shape, setting) == pytest.approx(micro.operations, rel=0.05)
+        operations, calls = update_operations(shape, setting, by_muon=by_muon)
+        assert calls == 0
+        assert operations == pytest.approx(update.operations, rel=0.15)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("recompute", ["none", "mlp", "block"])
+def test_bytes_of_uncompiled_layers_are_those_of_the_model(family: str, recompute: str) -> None:
+    (few, _, config), (many, _, _) = (
+        counted(family, layers, f"--recompute={recompute}", block=256, batch=4) for layers in (2, 4)
+    )
+    each = (many.bytes - few.bytes) / 2 / (1024 * config.n_embd)
+    assert _UNCOMPILED[family][recompute] == pytest.approx(each, rel=0.04)
+
+
+def test_graphs_take_the_host_out_of_it() -> None:
+    _, _, config = counted("gpt2", 2)
+    shape = config.shape(512)
+    plain, recorded = (Setting(1, 64, cuda_graphs=graphs) for graphs in (False, True))
+    travelling = Setting(1, 64, offload="gradients", cuda_graphs=True)  # cannot be recorded
+    assert micro_batch_launches(shape, recorded) < 0.2 * micro_batch_launches(shape, plain)
+    assert micro_batch_launches(shape, travelling) > micro_batch_launches(shape, plain)
+
+
+def test_matrices_taken_together_spare_the_host() -> None:
+    _, _, config = counted("nanochat-2026", 4)
+    shape = config.shape(512)
+    here = update_launches(shape, Setting(1, 64), by_muon=True)
+    one_by_one = update_launches(shape, Setting(1, 64, offload="optimizer"), by_muon=True)
+    by_adamw = update_launches(shape, Setting(1, 64), by_muon=False)
+    assert by_adamw < here < one_by_one
