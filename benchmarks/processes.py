@@ -152,7 +152,7 @@ class _Child:
 
 
 def _end_with(parent: int) -> None:
-    """If the parent is ended from outside (a time limit), nobody is left on the card beside what comes next."""
+    """If the parent is ended from outside (a time limit), nobody stays on the card beside what comes next."""
     if sys.platform == "linux":
         import ctypes
 

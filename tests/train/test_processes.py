@@ -143,7 +143,7 @@ def test_waiting_for_a_turn_is_not_counted(processes: Any, tmp_path: Path) -> No
 
 @pytest.mark.skipif(sys.platform != "linux", reason="by a promise of Linux")
 def test_nobody_is_left_behind_when_the_parent_is_ended(tmp_path: Path) -> None:
-    """A time limit from outside ends the parent alone; what it began must not go on beside what comes next."""
+    """A time limit from outside ends the parent alone; what it began must not go on beside what is next."""
     told = tmp_path / "pid"
     script = f"""
 import os, sys, time
