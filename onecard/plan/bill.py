@@ -133,7 +133,7 @@ def training_bill(
     )
     if sample_tokens:
         moments.append(sampling_moment(shape, 1, sample_tokens, dtype))
-    graph = _GRAPH if setting.cuda_graphs and setting.offload != "gradients" else 0
+    graph = _GRAPH if setting.cuda_graphs and setting.may_record else 0
     size = 2 if setting.master_weights == "bf16" else 4
     count = f"{shape.parameters:,} parameters"
     building = Line("the model while it is built", size * shape.parameters, f"{size} bytes × {count}")

@@ -39,6 +39,9 @@ _MATRIX = {"fp32": 30, "bf16": 65, "int8": 100}
 _REFINED_MATRIX, _ROUNDED_MASTER = 6, 35
 _ROUND, _REFINED_ROUND = 33, 54
 
+# From this share of the time on, what the host needs to hand kernels out shows: they overlap, not perfectly.
+HOST_BOUND = 0.5
+
 # In launches. An operation of a model runs through Python and autograd, one of the update does not.
 _PER_OPERATION = 2.4
 _PER_UPDATE_OPERATION = 1.3
@@ -52,10 +55,18 @@ _COMPILED_MATRIX = 8  # operations around the two calls of each
 _REPLAY = 60
 
 
+def handing_out(shape: Shape, setting: Setting, launch: float, on_card: float) -> float:
+    """Seconds of the host for a micro-batch that the card computes in `on_card`."""
+    if not setting.may_record:
+        return micro_batch_launches(shape, setting) * launch
+    replayed, plain = _REPLAY * launch, micro_batch_launches(shape, setting) * launch
+    if setting.cuda_graphs is None and plain < HOST_BOUND * on_card:
+        return plain
+    return replayed
+
+
 def micro_batch_launches(shape: Shape, setting: Setting) -> float:
-    """For one micro-batch, whatever its size."""
-    if setting.cuda_graphs and setting.offload != "gradients":
-        return _REPLAY
+    """For one micro-batch, whatever its size, if it is not recorded."""
     if not setting.compile:
         return _PER_OPERATION * micro_batch_operations(shape, setting)
     travelling = _TRAVELLING_LAYER * shape.n_layer if setting.offload == "gradients" else 0

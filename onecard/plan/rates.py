@@ -86,7 +86,7 @@ def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates 
         attention=_ATTENTION * matmul,
         short=124.0 * (matmul / share / sms) / _REFERENCE_SM_RATE,
         narrow=26.0 * sms / _REFERENCE_SMS,
-        kernel=8e-6 if capability[0] >= 9 else 5e-6,
+        kernel=6e-6 if capability[0] >= 9 else 5e-6,
         launch=launch,
         to_card=to_card,
         to_host=to_host,

@@ -127,7 +127,7 @@ def settings(config: RunConfig, shape: Shape, *, low_bit: bool = False) -> Itera
                     yield Setting(
                         micro_batch, rows, recompute, offload,
                         fixed.get("master_weights", masters), fixed.get("optim_states", states),
-                        config.compile, bool(config.cuda_graphs),
+                        config.compile, config.cuda_graphs,
                     )  # fmt: skip
 
 

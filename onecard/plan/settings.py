@@ -31,7 +31,13 @@ class Setting:
     master_weights: str = "fp32"
     optim_states: str = "fp32"
     compile: bool = True
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = False  # None: where the host turns out to be the slower one, and there is room
+
+    @property
+    def may_record(self) -> bool:
+        """By itself not where memory is so dear that whole layers are computed twice: a graph takes some."""
+        wanted = self.compile and self.recompute != "block" if self.cuda_graphs is None else self.cuda_graphs
+        return wanted and self.offload != "gradients"  # whose totals come and go
 
     @property
     def exact(self) -> bool:
@@ -65,5 +71,5 @@ def setting_of(config: RunConfig, shape: Shape) -> Setting:
         master_weights=config.master_weights or "fp32",
         optim_states=config.optim_states or "fp32",
         compile=config.compile,
-        cuda_graphs=bool(config.cuda_graphs),
+        cuda_graphs=config.cuda_graphs,
     )

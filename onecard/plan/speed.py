@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onecard.plan.host import micro_batch_launches, update_launches
+from onecard.plan.host import handing_out, update_launches
 from onecard.plan.rates import Rates
 from onecard.plan.settings import Setting
 from onecard.plan.standing import SIZES, per_element
@@ -103,7 +103,7 @@ def step_time(
         parts = [a + b for a, b in zip(parts, last, strict=True)]
     update = _update(shape, setting, dtype, rates, by_muon)
     # The host runs ahead of the card where it can, over the whole step; fp16 looks at the gradients first.
-    handing = micro_batch_launches(shape, setting) * rates.launch
+    handing = handing_out(shape, setting, rates.launch, sum(micro))
     last_handing = update_launches(shape, setting, by_muon=by_muon) * rates.launch
     host = (whole + bool(rest)) * handing
     parts[-1] += max(0.0, host - sum(parts)) if dtype == "float16" else 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from onecard.config import RunConfig
@@ -132,9 +134,8 @@ def new_stepper(
 
 def graphs_of(config: RunConfig, setting: Setting, device: str, *, compiled: bool) -> bool | None:
     """Are micro-batches recorded as CUDA graphs? None: where that turns out to be faster."""
-    # By itself not where memory is so dear that whole layers are computed twice: a graph takes some.
-    wanted = config.cuda_graphs is not None or (compiled and setting.recompute != "block")
-    return config.cuda_graphs if wanted and _can_record(device, storage_of(setting)) else False
+    setting = replace(setting, cuda_graphs=config.cuda_graphs, compile=compiled)
+    return config.cuda_graphs if setting.may_record and _can_record(device, storage_of(setting)) else False
 
 
 def _can_record(device: str, storage: Storage) -> bool:

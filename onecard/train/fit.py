@@ -147,6 +147,8 @@ class Fit:
         now = self.choice
         if self.question.rates is ANY_CARD:
             # What is faster is not known: back to what was asked for, and no further.
+            if self.as_given:
+                return None
             allocator = min(allocator, self._given.bill.need * measured_share)
         found = self._take(
             c for c in self._candidates()

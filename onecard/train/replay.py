@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from onecard.errors import first_line
+from onecard.plan.host import HOST_BOUND
 
 Compute = Callable[..., Tensor]
 
 # Kernels are compiled, loaded and tuned in the first passes, which cannot be recorded.
 _PLAIN_PASSES = 2
-# From this share of the time on, what the host needs to hand kernels out shows: they overlap, not perfectly.
-_HOST_BOUND = 0.5
 
 
 class Recording(Protocol):
@@ -103,7 +102,7 @@ class Replay:
             if self._measure is None or self._passes[kind] != _PLAIN_PASSES:
                 return self._compute(*inputs)
             result, share = self._measure(self._compute, inputs)
-            self._worth[kind] = share >= _HOST_BOUND
+            self._worth[kind] = share >= HOST_BOUND
             return result
         return self._recordings[kind].play(inputs)
 
