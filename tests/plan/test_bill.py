@@ -144,7 +144,9 @@ def test_more_of_anything_never_needs_less(shape: Shape, setting: Setting, dtype
 @given(SHAPES, SETTINGS, DTYPES)
 @hypothesis_settings(deadline=None)
 def test_computing_again_never_needs_more(shape: Shape, setting: Setting, dtype: str) -> None:
-    none, mlp, block = (need(shape, dataclasses.replace(setting, recompute=r), dtype) for r in RECOMPUTE)
+    """A recorded graph apart, which packs it less well."""
+    plain = dataclasses.replace(setting, cuda_graphs=False)
+    none, mlp, block = (need(shape, dataclasses.replace(plain, recompute=r), dtype) for r in RECOMPUTE)
     assert block <= mlp <= none
 
 
