@@ -34,6 +34,11 @@ _GRAPH = {"none": 128 * MIB, "mlp": 128 * MIB, "block": 160 * MIB}
 _HOST_PROCESS = int(1.0 * GIB)
 
 
+def graph_bytes(setting: Setting) -> int:
+    """Of a recorded micro-batch, beside what an unrecorded one takes."""
+    return _GRAPH[setting.recompute] if setting.may_record else 0
+
+
 @dataclass(frozen=True)
 class Bill:
     """Peak memory of one way to carry out a run."""
@@ -133,7 +138,7 @@ def training_bill(
     )
     if sample_tokens:
         moments.append(sampling_moment(shape, 1, sample_tokens, dtype))
-    graph = _GRAPH[setting.recompute] if setting.cuda_graphs and setting.may_record else 0
+    graph = graph_bytes(setting) if setting.cuda_graphs else 0
     size = 2 if setting.master_weights == "bf16" else 4
     count = f"{shape.parameters:,} parameters"
     building = Line("the model while it is built", size * shape.parameters, f"{size} bytes × {count}")

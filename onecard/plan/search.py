@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from onecard.config import RunConfig
-from onecard.plan.bill import Bill, bill_of, host_lines
+from onecard.plan.bill import Bill, bill_of, graph_bytes, host_lines
 from onecard.plan.lines import total
 from onecard.plan.rates import ANY_CARD, Rates
 from onecard.plan.settings import OFFLOAD, RECOMPUTE, Setting, default_chunk, setting_of
@@ -54,8 +54,12 @@ class Choice:
         q = self.question
         if q.rates is None:
             return None
-        sequences, by_muon = q.config.sequences_per_step, q.config.by_muon
-        return step_time(q.shape, self.setting, q.dtype, q.rates, sequences, by_muon=by_muon)
+        sequences, by_muon, setting = q.config.sequences_per_step, q.config.by_muon, self.setting
+        if setting.cuda_graphs is None and graph_bytes(setting) > -self.short:
+            setting = dataclasses.replace(
+                setting, cuda_graphs=False
+            )  # where there is no room, none is recorded
+        return step_time(q.shape, setting, q.dtype, q.rates, sequences, by_muon=by_muon)
 
     @property
     def fits(self) -> bool:

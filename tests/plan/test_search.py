@@ -12,12 +12,16 @@ from questions import D32, NOTES, NOW, asked, config, question, target
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.hardware.cards import find_card
 from onecard.knobs import load_config
 from onecard.plan.answer import answer, question_of
+from onecard.plan.bill import bill_of, graph_bytes
 from onecard.plan.lines import GIB
 from onecard.plan.options import Options
+from onecard.plan.rates import rates_of
 from onecard.plan.search import (
     WORTH_CHANGING,
+    Question,
     by_kind,
     chosen,
     fastest,
@@ -287,3 +291,25 @@ def test_a_pretrained_model_is_planned_at_its_size(name: str) -> None:
     shape, model = told.question.shape, PRETRAINED[name]
     assert (shape.n_layer, shape.n_embd, shape.vocab_size) == (model.n_layer, model.n_embd, 50257)
     assert shape.block_size == 512 and told.loss is None
+
+
+def test_graphs_by_themselves_count_only_where_there_is_room_for_one() -> None:
+    """One sequence at a time waits for the host of a fast card, unless it is recorded."""
+    words = ["--batch_size=1", "--gradient_accumulation_steps=64", "--loss_chunk=1024"]
+    config = load_config(RunConfig, words).resolved()
+    shape = config.shape(50304)
+    setting = setting_of(config, shape)
+    assert setting.cuda_graphs is None
+    rates = rates_of(find_card("H200"), "bfloat16")
+    need = bill_of(config, shape, setting, "bfloat16", (9, 0)).process
+
+    def speed(room: int, graphs: bool | None = None) -> float:
+        asked = Question(config, shape, "bfloat16", rates, need + room, None, (9, 0))
+        choice = asked.answer(dataclasses.replace(setting, cuda_graphs=graphs))
+        assert graphs or choice.fits
+        return choice.tokens_per_s
+
+    with_graphs, without = speed(GIB, True), speed(GIB, False)
+    assert with_graphs > 2 * without
+    assert speed(GIB) == with_graphs
+    assert speed(0) == speed(graph_bytes(setting) - 1) == without
