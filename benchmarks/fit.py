@@ -190,7 +190,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--dataset", default="fit", help="its name under data/")
     add("--caps", type=float, nargs="+", default=[11.0, 8.0, 6.0, 4.0, 3.0, 2.0], help="GiB for tensors")
     add("--steps", type=int, help="of every run in part caps (200)")
-    add("--slower", type=float, default=0.35, help="sweep: leave out what is predicted to be so much slower")
+    add("--slower", type=float, default=0.2, help="sweep: leave out what is predicted to be so much slower")
     add("--sweep_steps", type=int, help="timed ones of every setting (5)")
     add("--free_gib", type=float, default=12.0, help="ballast: what the card has free at first")
     add("--leave_gib", type=float, default=0.25, help="ballast: never taken, the driver needs some itself")

@@ -56,16 +56,19 @@ RATES = ("card", "bench")
 # --- predictions and errors: no torch
 
 
-def rates_for(call: Row, dtype: str, kind: str = "card") -> Rates | None:
+def rates_for(call: Row, dtype: str, kind: str = "card", launch_us: float | None = None) -> Rates | None:
     """None where the card is not in the table (a CPU).
 
     card: its figures, with the launches and the bus of this machine; bench: all as `onecard bench` found.
+    `launch_us` is what a launch cost at another moment.
     """
     card = match_card(call["card"], call["memory_gib"])
     if card is None:
         return None
     measured = Measured.from_json(call["bench"])
     found = rates_of(card, dtype, measured)
+    if found is not None and launch_us is not None:
+        found = dataclasses.replace(found, launch=1e-6 * launch_us)
     if kind == "bench" or found is None:
         return found
     plain = rates_of(card, dtype)
@@ -75,11 +78,11 @@ def rates_for(call: Row, dtype: str, kind: str = "card") -> Rates | None:
     )
 
 
-def predict(case: Case, call: Row, kind: str = "card") -> Row:
+def predict(case: Case, call: Row, kind: str = "card", launch_us: float | None = None) -> Row:
     """Bytes and seconds; for seconds None where the card is not known."""
     capability = call["compute_capability"]
     bill = case.bill(tuple(capability) if capability else None)
-    rates = rates_for(call, case.dtype, kind)
+    rates = rates_for(call, case.dtype, kind, launch_us)
     seconds = case.step_time(rates).seconds if rates is not None else None
     return {
         "allocated": bill.allocated, "reserved": bill.reserved, "need": bill.need, "host": bill.host,
@@ -87,14 +90,20 @@ def predict(case: Case, call: Row, kind: str = "card") -> Row:
     }  # fmt: skip
 
 
-def recompute(results: Row, kind: str = "card") -> list[Row]:
-    """Every measured configuration with what the formulas of today say of it, and how far off that is."""
+def recompute(results: Row, kind: str = "card", *, launch_then: bool = True) -> list[Row]:
+    """Every measured configuration with what the formulas of today say of it, and how far off that is.
+
+    `launch_then`: by what a launch cost right before the row was measured (hosts are shared, and change
+    within minutes), where the row has it; else by what it cost at the beginning of the call.
+    """
     found = []
     for row in results["rows"]:
         if "error" in row:
             continue
         case = case_of(row["config"])
-        predicted, measured = predict(case, results["calls"][row["call"]], kind), row["measured"]
+        launch_us = row.get("launch_us") if launch_then else None
+        predicted = predict(case, results["calls"][row["call"]], kind, launch_us)
+        measured = row["measured"]
         entry: Row = {"name": case.name, "held_out": case.held_out, "family": case.family}
         for quantity in QUANTITIES:
             said, was = predicted[quantity], measured[quantity]
@@ -175,10 +184,13 @@ def report(results: Row, worst: int | None, kind: str) -> None:
     failed = [row for row in results["rows"] if "error" in row]
     for row in failed:
         print(f"not measured: {row['name']}: {row['error']}")
+    by_bench = summary(recompute(results, kind, launch_then=False))
     for name, found in summary(rows).items():
         print(f"{name.replace('_', ' ')}: {found['configurations']} configurations")
         for quantity in QUANTITIES:
             print(f"  {quantity:10}{_told(found[quantity], quantity)}")
+        if by_bench[name]["seconds"] != found["seconds"]:
+            print(f"  {'by the launch of the call: ':10}{_told(by_bench[name]['seconds'], 'seconds')}")
         ran, out, untried = (len(found[k]) for k in ("ran_under_cap", "ran_out", "not_tried"))
         print(f"  {'under caps':10}{ran} ran, {out} ran out, {untried} not tried with today's need")
         for name_of_it in found["ran_out"]:
