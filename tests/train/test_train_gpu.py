@@ -218,3 +218,50 @@ def test_a_recording_that_fails_leaves_the_card_usable() -> None:
     del big
     torch.cuda.empty_cache()
     assert losses_of("cuda", "float32", steps=2)[-1] > 0
+
+
+def test_a_dropped_recording_gives_all_its_memory_back() -> None:
+    """Also what cuBLAS took to work in: a recording made again later must fit where the first one did."""
+    from onecard.train.replay import Replay
+
+    weights = [torch.randn(2048, 2048, device="cuda", requires_grad=True) for _ in range(4)]
+    totals = [torch.zeros_like(weight) for weight in weights]
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        hidden = x
+        for weight in weights:
+            hidden = torch.relu(hidden @ weight)
+        loss = hidden.square().mean()
+        for total, gradient in zip(totals, torch.autograd.grad(loss, weights), strict=True):
+            total += gradient
+        return loss.detach()
+
+    def held() -> int:
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    x = torch.randn(4096, 2048, device="cuda")
+    replay = Replay(compute)
+    for _ in range(2):  # plain
+        replay(x)
+    before = held()
+    found = []
+    try:
+        for round_ in range(3):
+            if round_ == 1:
+                # Everything the first recording needed, and hardly more.
+                most = before + found[0] + 2**26
+                total = torch.cuda.mem_get_info()[1]
+                torch.cuda.set_per_process_memory_fraction(most / total)
+            replay._passes.clear()
+            for _ in range(4):
+                replay(x)
+            assert replay.problem is None, replay.problem
+            found.append(replay.held_bytes)
+            replay.release()
+            assert held() <= before + 2**21
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert max(found) - min(found) <= 2**25
