@@ -102,7 +102,7 @@ class _Child:
     def __init__(self, work: Work, folder: Path, limit_s: float) -> None:
         folder.mkdir()
         self.result, self.log, self.waiting = (folder / name for name in ("row.json", "log", "waiting"))
-        self.limit_s, self.looked = limit_s, time.monotonic()
+        self.limit_s, self.looked, self.is_over = limit_s, time.monotonic(), False
         self.deadline = self.looked + limit_s
         sys.stdout.flush()
         parent = os.getpid()
@@ -133,6 +133,7 @@ class _Child:
         how = (
             f"exit code {os.waitstatus_to_exitcode(status)}" if done else f"stopped after {self.limit_s:g} s"
         )
+        self.is_over = bool(done)
         if not done:
             now = time.monotonic()
             self.deadline += now - self.looked if self.waiting.exists() else 0.0
@@ -147,8 +148,11 @@ class _Child:
         return {"error": f"no result: {how}", "trace": trace}
 
     def kill(self) -> None:
+        if self.is_over:  # its number may be another process's by now
+            return
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+        self.is_over = True
 
 
 def _end_with(parent: int) -> None:

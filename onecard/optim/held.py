@@ -61,7 +61,8 @@ def _batches(region: Region, storage: Storage, device: str, variances: torch.dty
         count = muon_batch(matrix.parts, matrix.rows, matrix.columns, len(slots), storage)
         for number in range(0, len(slots), count):
             some = tuple(slots[number : number + count])
-            firsts = torch.tensor([slot.first for slot in some], device=device).unbind()
+            # Two numbers for each: compiled code copies what does not begin at a multiple of 16 bytes.
+            firsts = torch.tensor([(slot.first, 0) for slot in some], device=device)[:, 0].unbind()
             kept = matrix.variances(len(some))
             variance = None if variances is None else torch.zeros(kept, dtype=variances, device=device)
             found.append(Batch(matrix, some, firsts, variance))

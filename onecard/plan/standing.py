@@ -24,7 +24,8 @@ PIECE = 2**21
 PLACES = 3
 
 # Muon's matrices are taken together up to so many elements, products with themselves included: enough that
-# a fast card has something to do, few enough that their room (2 × 2 bytes each) is 64 MiB.
+# a fast card has something to do, few enough that their room is 64 to 82 MiB in bf16 (the longest matrices
+# and the largest products, which may be of others, twice each).
 MUON_TOGETHER = 2**24
 
 SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}

@@ -97,6 +97,9 @@ class Replay:
     def __call__(self, *inputs: Tensor) -> Tensor:
         kind = tuple((t.shape, t.dtype) for t in inputs)
         if kind not in self._recordings and not self._try_to_record(kind, inputs):
+            if self._worth.get(kind) is False:
+                # Plain for good, and in its way: to record the others anew in every step gains nothing.
+                self._worth |= dict.fromkeys(self._recordings, False)
             self.release()  # room for what the pass allocates by itself
             self._passes[kind] += 1
             if self._measure is None or self._passes[kind] != _PLAIN_PASSES:

@@ -148,3 +148,10 @@ def test_every_parameter_of_nanochat_has_its_rule(generation: int) -> None:
     assert by_name["smear_gate.weight"] == AdamWRule((0.8, 0.95), 0.0, 0.2, 1e-10)
     assert by_name["resid_lambdas"].weight_decay == 0.05
     assert by_name["value_embeds.1.weight"].lr == pytest.approx(0.5 * 0.5 * 0.3)
+
+
+def test_numbers_of_places_begin_where_compiled_code_takes_them_as_they_are() -> None:
+    """What does not begin at a multiple of 16 bytes is copied at every call."""
+    firsts = [first for held in optimizer_of(Storage())._held for b in held.batches for first in b.firsts]
+    assert [first.item() for first in firsts] == [0, 1280, 768, 2048]
+    assert all(first.data_ptr() % 16 == 0 for first in firsts)

@@ -77,6 +77,28 @@ def test_the_next_is_asked_for_when_there_is_a_lane(processes: Any) -> None:
     assert asked_after[:3] == [0, 0, 2]
 
 
+def test_interrupted_while_a_row_is_read_the_others_are_ended_all_the_same(
+    processes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def goes_on() -> dict[str, Any]:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(600)
+        return {}
+
+    def ends() -> dict[str, Any]:
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        return {}
+
+    def interrupted(text: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes.json, "loads", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(processes.side_by_side([ends, goes_on], 2, 60.0))
+    assert not _runs(int((tmp_path / "pid").read_text()))
+
+
 # --- turns ------------------------------------------------------------------------------------------
 
 

@@ -101,6 +101,19 @@ def test_another_shape_gets_the_room_while_it_is_plain() -> None:
     assert replay.held_bytes == 200, "in the end both shapes are recorded"
 
 
+def test_nothing_is_recorded_anew_in_every_step() -> None:
+    """A smaller last micro-batch keeps the host busy, the others do not, and want its recording's room."""
+
+    def measure(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
+        return compute(*inputs), 0.9 if len(inputs[0]) == 1 else 0.2
+
+    replay = Replay(lambda x: x.sum(), Recorder, measure)
+    for _ in range(10):
+        assert [replay(torch.ones(n)).item() for n in (4, 4, 1)] == [4.0, 4.0, 1.0]
+    assert len(Recorder.made) == 1
+    assert replay.held_bytes == 0
+
+
 def test_a_recorder_that_fails_is_told_of_and_not_tried_again() -> None:
     tried = 0
 
