@@ -68,7 +68,7 @@ def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates 
     matmul = share * peak
     bandwidth = _COPY * (card.bandwidth_gbps or 400.0) * 1e9
     bus = _BUS.get(capability[0], _USUAL_BUS)
-    launch = _SERVER_LAUNCH if capability in _SERVERS else _USUAL_LAUNCH
+    launch = _SERVER_LAUNCH if card.compute_capability in _SERVERS else _USUAL_LAUNCH
     to_card, to_host = bus, bus
     source, calibrated = "the card's figures", card.name in _CALIBRATED and card.note != GIVEN
     if measured is not None:

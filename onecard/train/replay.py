@@ -119,6 +119,7 @@ class Replay:
         # Out of memory among them: the plain passes have fitted, so they go on.
         except RuntimeError as error:
             self.problem = first_line(error)
+            _give_back()
             return False
         return True
 
@@ -134,8 +135,12 @@ class Replay:
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # one may still be playing
         self._recordings.clear()
-        if torch.cuda.is_available():
-            # cuBLAS took room to work in when a pass was recorded, out of the recording's own memory, which
-            # would stay there for it; the next pass takes its own.
-            torch._C._cuda_clearCublasWorkspaces()
-            torch.cuda.empty_cache()
+        _give_back()
+
+
+def _give_back() -> None:
+    """cuBLAS took room to work in when a pass was recorded, out of the recording's own memory, which would
+    stay there for it; the next pass takes its own."""
+    if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
