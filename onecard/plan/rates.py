@@ -20,9 +20,9 @@ GIVEN = "given"  # the note of a card whose figures are the user's
 _PROFESSIONAL = 0.62  # L40S, RTX 6000 Ada, A6000, L4: datasheet rates their power does not carry
 _COPY = 0.90  # of nominal bandwidth (H200: 4.3 of 4.8 TB/s)
 _ATTENTION = 0.75 / 0.8415  # of the matmul rate
-# A measured rate is of a matmul by itself; within a step the card is hotter and the caches colder: 0.84 on an
-# H200, which its power holds back; an RTX 4070 seems to reach nearly all of it.
-_WITHIN_A_STEP = 0.88
+# A measured rate is of one matmul, held for seconds; within a step the caches are colder. Fitted to the grid,
+# predicted from what `onecard bench` found on that H200.
+_WITHIN_A_STEP = 0.94
 _REFERENCE_SM_RATE = 989e12 / 132
 _REFERENCE_SMS = 132
 # A server's cores are many and slow; the host of a GeForce card is likely a desktop's.
