@@ -24,10 +24,10 @@ EAGER_PIECE = 2**20
 # Operations of a layer's two passes without the compiler, and of all else in a micro-batch.
 _LAYER = {
     "gpt2": {"none": 86, "mlp": 93, "block": 111},
-    "nanochat-2025": {"none": 226, "mlp": 237, "block": 288},
-    "nanochat-2026": {"none": 296, "mlp": 307, "block": 376},
+    "nanochat-2025": {"none": 220, "mlp": 231, "block": 282},
+    "nanochat-2026": {"none": 290, "mlp": 301, "block": 370},
 }
-_BESIDE = {"gpt2": 69, "nanochat-2025": 102, "nanochat-2026": 175}
+_BESIDE = {"gpt2": 69, "nanochat-2025": 100, "nanochat-2026": 175}
 _ROUNDED_MATRIX = 35  # a gradient added to a bf16 total
 _TRAVELLING_LAYER = 9  # gradient totals, to the card and back
 # Of the update: for every group of parameters, every piece of AdamW in few bits, every piece from the host.
