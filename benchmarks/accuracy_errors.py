@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from accuracy_grid import Case, case_of
+from processes import Row
 
 from onecard.hardware.cards import match_card
 from onecard.hardware.measured import Measured
 from onecard.plan.rates import Rates, rates_of
 
-Row = dict[str, Any]
 MIB, GIB = 2**20, 2**30
 MEMORY, QUANTITIES = ("allocated", "reserved"), ("allocated", "reserved", "seconds")
 MEDIAN = {"allocated": 0.02, "reserved": 0.02, "seconds": 0.08}

@@ -23,6 +23,7 @@ from torch import Size, Tensor
 from onecard.model.rounding import noise_bits, round_to_bf16
 from onecard.optim.lowbit import Int8State, decoded_blocks, encode_first
 from onecard.plan.standing import BLOCK
+from onecard.plan.tensors import matrix_of
 
 Momentum = Tensor | Int8State
 
@@ -64,8 +65,7 @@ class Matrix(NamedTuple):
     @classmethod
     def of(cls, name: str, shape: Size) -> Matrix:
         """Queries, keys and values are packed in our models, and made orthogonal apart."""
-        parts = 3 if name.endswith("attn.c_attn.weight") else 1
-        return cls(parts, shape[0] // parts, shape[1])
+        return cls(*matrix_of(name, shape))
 
     @property
     def elements(self) -> int:

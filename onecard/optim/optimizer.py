@@ -164,7 +164,11 @@ class Optimizer:
 
         if held.shuttle is not None:
             visiting = {batch.slots[0].first: batch for batch in held.batches}  # of one matrix each
-            self._over(held, [], lambda *piece: step(visiting[piece[-1]], [piece[:-1]]))
+
+            def visit(grad: Tensor, master: Tensor, states: list[State], first: int) -> None:
+                step(visiting[first], [(grad, master, states)])
+
+            self._over(held, held.region.spans(), visit)
             return
         for batch in held.batches:
             step(batch, (held.part(slot.first, slot.last - slot.first) for slot in batch.slots))

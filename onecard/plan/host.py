@@ -11,6 +11,7 @@ ones from minute to minute.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 
 from onecard.plan.settings import Setting
@@ -126,9 +127,7 @@ def _adamw(size: int, setting: Setting) -> tuple[int, int]:
 
 
 def _muon(members: tuple[Parameter, ...], setting: Setting, refined: bool) -> tuple[int, int]:
-    alike: dict[tuple[int, int, int], int] = {}
-    for parameter in members:
-        alike[parameter.matrix] = alike.get(parameter.matrix, 0) + 1
+    alike = Counter(parameter.matrix for parameter in members)
     rounds = sum(-(-n // muon_batch(*matrix, n, setting)) for matrix, n in alike.items())
     operations = rounds * (_REFINED_ROUND if refined else _ROUND)
     operations += len(members) * (_VISITOR if setting.offload != "none" else 0)

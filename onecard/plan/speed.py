@@ -102,12 +102,14 @@ def step_time(
         last = _micro_batch(shape, setting, dtype, rates, rest)
         parts = [a + b for a, b in zip(parts, last, strict=True)]
     update = _update(shape, setting, dtype, rates, by_muon)
-    # The host runs ahead of the card where it can, over the whole step; fp16 looks at the gradients first.
+    # The host runs ahead of the card where it can, over the whole step.
     handing = handing_out(shape, setting, rates.launch, sum(micro))
-    last_handing = update_launches(shape, setting, by_muon=by_muon) * rates.launch
     host = (whole + bool(rest)) * handing
-    parts[-1] += max(0.0, host - sum(parts)) if dtype == "float16" else 0.0
-    host = sum(parts) + last_handing if dtype == "float16" else host + last_handing
+    if dtype == "float16":
+        # It waits for the gradients before the update: are they finite?
+        parts[-1] += max(0.0, host - sum(parts))
+        host = sum(parts)
+    host += update_launches(shape, setting, by_muon=by_muon) * rates.launch
     parts[-1] += max(0.0, host - sum(parts) - update)
     tokens = sequences * shape.block_size
     one = max(sum(micro), handing)

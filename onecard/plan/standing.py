@@ -6,6 +6,7 @@ it with the other. On the card or, offloaded, in host memory with a few pieces v
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -159,10 +160,7 @@ def _muon_room(shape: Shape, setting: Setting, dtype: str, refined: bool) -> Lin
     """Two copies of what is taken together, two products of each with itself, and a variance per neuron."""
     # bf16 iterates in bf16; anything else in full precision (fp16 would overflow).
     each = 2 if dtype == "bfloat16" else max(4, SIZES[dtype])
-    alike: dict[tuple[int, int, int], int] = {}
-    for parameter in parameters_of(shape):
-        if parameter.kind == "layers":
-            alike[parameter.matrix] = alike.get(parameter.matrix, 0) + 1
+    alike = Counter(p.matrix for p in parameters_of(shape) if p.kind == "layers")
     longest = products = variances = 0
     for (parts, rows, columns), count in alike.items():
         together = muon_batch(parts, rows, columns, count, setting)

@@ -7,7 +7,7 @@ are stored. `group` tells apart what learns by another rule and so has buffers o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -36,9 +36,13 @@ class Parameter:
 
     @property
     def matrix(self) -> tuple[int, int, int]:
-        """Parts, rows and columns: queries, keys and values are packed, and three to Muon."""
-        parts = 3 if self.name.endswith("attn.c_attn.weight") else 1
-        return parts, self.dims[0] // parts, self.dims[1]
+        return matrix_of(self.name, self.dims)
+
+
+def matrix_of(name: str, dims: Sequence[int]) -> tuple[int, int, int]:
+    """Parts, rows and columns as Muon sees them: queries, keys and values are packed, and three to it."""
+    parts = 3 if name.endswith("attn.c_attn.weight") else 1
+    return parts, dims[0] // parts, dims[1]
 
 
 @lru_cache(maxsize=64)

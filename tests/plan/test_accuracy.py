@@ -405,7 +405,7 @@ def test_again_replaces_and_no_budget_starts_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", RESULTS or [None], ids=lambda file: file.name if file else "none")
 def test_the_bars_hold_for_what_was_held_out(accuracy: Any, file: Path | None) -> None:
     if file is None:
-        pytest.skip("no benchmarks/results/plan_accuracy_CARD.json: nothing has been measured yet")
+        pytest.skip("no benchmarks/results/plan_accuracy_CARD.json: no grid has been measured whole yet")
     results = json.loads(file.read_text())
     rows = accuracy.recompute(results)
     assert len(rows) >= 80, "a part of the grid only"
