@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import platform
+import re
 import statistics
 import time
 import traceback
@@ -166,6 +167,34 @@ class Steps:
         self.stepper.update = plain  # type: ignore[method-assign]
         return found[0]
 
+    def census(self) -> Row | None:
+        """Kernels of a step's micro-batches and of its update: by kind, how many and their milliseconds."""
+        if not self.cuda:
+            return None
+        found = {}
+        plain = self.stepper.update
+
+        def update(rates: Rates) -> torch.Tensor:
+            self.wait()
+            micros.stop()
+            found["micro-batches"] = kernels_by_kind(micros)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as its:
+                norm = plain(rates)
+                self.wait()
+            found["update"] = kernels_by_kind(its)
+            return norm
+
+        micros = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self.stepper.update = update  # type: ignore[method-assign]
+        try:
+            micros.start()
+            self.step()
+        except RuntimeError as error:  # a profiler that does not work here loses no measurement
+            return {"problem": str(error).splitlines()[0]}
+        finally:
+            self.stepper.update = plain  # type: ignore[method-assign]
+        return found
+
     def peaks(self) -> dict[str, int | None]:
         """Bytes since the last reset. What a graph holds counts, though the allocator calls it free."""
         if not self.cuda:
@@ -180,6 +209,24 @@ class Steps:
         if replay is None:
             return None
         return replay.problem or (None if replay.held_bytes else "nothing was recorded")
+
+
+_KINDS = {
+    "copies": "memcpy|memset", "attention": "sdpa|fmha|flash|attention", "compiled": "^triton_",
+    "matmuls": "gemm|nvjet|xmma|cutlass|splitk",
+}  # fmt: skip
+
+
+def kernels_by_kind(profile: torch.profiler.profile) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for event in profile.key_averages():
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        named = (kind for kind, words in _KINDS.items() if re.search(words, event.key, re.IGNORECASE))
+        entry = found.setdefault(next(named, "others"), [0, 0.0])
+        entry[0] += event.count
+        entry[1] = round(entry[1] + event.self_device_time_total / 1e3, 3)
+    return found
 
 
 def cap(need: int) -> None:
@@ -212,6 +259,7 @@ def measure(
                 "handed_out": round(statistics.median(handed for _, handed in both), 6),
                 "warm_up": [round(seconds, 4) for seconds in warm],
                 "update": round(steps.update_alone(), 6),
+                "kernels": steps.census(),
             },
             "launch_us": launch_us, "pinned_bytes": steps.stepper.optimizer.host_bytes,
             **steps.facts, **host_memory(steps.stepper.optimizer.host_bytes),

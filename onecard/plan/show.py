@@ -30,7 +30,7 @@ _GROUPS = (
         ("kept", "gradient", "a layer", "attention", "last hidden", "tokens", "rotary", "keys", "reading"),
     ),
     ("logits", ("a chunk", "logits")),
-    ("libraries", ("matmul", "allocator", "CUDA", "the recorded")),
+    ("libraries", ("matmul", "a buffer", "allocator", "CUDA", "the recorded")),
 )
 
 
@@ -41,14 +41,15 @@ def names_to_translate() -> list[str]:
         _("visitors from host memory"), _("Muon's room"), _("kept for the backward pass"),
         _("tokens and targets"), _("gradient of the first layer's input"), _("rotary angles"),
         _("last hidden state and its gradient"), _("a chunk of logits"), _("gradient between layers"),
-        _("a layer's temporaries"), _("attention's sums"), _("attention in the open"),
+        _("a layer's temporaries"), _("a buffer to clear the cache with"), _("attention in the open"),
         _("a matrix's gradient before rounding"), _("a layer's values"), _("last hidden state"),
         _("keys and values"), _("reading the prompt"), _("logits of the next token"), _("matmul workspaces"),
         _("allocator's slack"), _("CUDA itself"), _("the recorded graph"), _("the model while it is built"),
         _("states while a checkpoint is read"), _("torch and the data on their way"),
     ]  # fmt: skip
     moments = [
-        _("loss"), _("backward pass of a layer"), _("evaluation"), _("evaluation's loss"), _("sampling"),
+        _("loss"), _("backward pass of a layer"), _("kernels being tried out"), _("evaluation"),
+        _("evaluation's loss"), _("sampling"),
     ]  # fmt: skip
     groups = [_("weights"), _("optimizer"), _("activations"), _("logits"), _("libraries")]
     ways = [

@@ -44,7 +44,8 @@ _OF_TRAINING = ("loss", "backward pass of a layer")  # moments that every step h
 _CLIMB_EVERY, _CLIMB_SECONDS = 32, 1.0
 # The speed of a setting counts from its ninth step on, and after as many as two such stretches.
 _STEADY, _MEASURED = 8, 16
-# It just fits, but the allocator starts over again and again: as good as not fitting, and found out so often.
+# It just fits, but the allocator starts over again and again: as good as not fitting, and found out so often,
+# twice in a row. Once may be something that happens only now and then, such as a graph being recorded.
 _THRASHING_EVERY, _THRASHING = 8, 4
 _NOTICE_EVERY = 60.0  # seconds between looks at who else is on the card
 _BESIDE = ("sampling", "checkpoint")  # what is done while training rests
@@ -70,6 +71,7 @@ class Refit:
         self.run, self.journal = run, journal
         measure_afresh(run.device)  # what choosing kernels and building took is no setting's peak
         self._retries = allocator_retries(run.device)  # when last looked at
+        self._tight = 0  # looks in a row that found too many
         self._stage: Stage | None = None
         self._emptied_for: tuple[str, int] | None = None
         first = look_at(run.device)
@@ -93,7 +95,7 @@ class Refit:
         """Ran out in `where`: is there another setting to try again with? It is in place then."""
         again = self._deal_with(error, where)
         # Every error is the end of a retry: they must not pass for a setting that fits too tightly.
-        self._retries = allocator_retries(self.run.device)
+        self._retries, self._tight = allocator_retries(self.run.device), 0
         return again
 
     def _deal_with(self, error: BaseException, where: str) -> bool:
@@ -215,7 +217,8 @@ class Refit:
         if self.run.position.step % _THRASHING_EVERY:
             return False
         before, self._retries = self._retries, allocator_retries(self.run.device)
-        return self.fit.enabled and self._retries - before >= _THRASHING
+        self._tight = self._tight + 1 if self._retries - before >= _THRASHING else 0
+        return self.fit.enabled and self._tight > 1
 
     def climb(self) -> bool:
         """Has the setting changed after this step? For a faster one, if memory has come back, or for a
@@ -223,7 +226,7 @@ class Refit:
         run, step = self.run, self.run.position.step
         self.fit.progressed()
         if self._thrashing():
-            told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps"
+            told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps, twice"
             return self.after(torch.OutOfMemoryError(told), "training")
         if self._slow and self._speed_changed():
             return True

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from onecard.errors import first_line
 from onecard.plan.host import HOST_BOUND
+from onecard.train.memory import forget
 
 Compute = Callable[..., Tensor]
 
@@ -116,12 +117,13 @@ class Replay:
             return False
         try:
             self._recordings[kind] = self._record(self._compute, inputs)
+            return True
         # Out of memory among them: the plain passes have fitted, so they go on.
         except RuntimeError as error:
             self.problem = first_line(error)
-            _give_back()
-            return False
-        return True
+            forget(error)  # its frames hold the recording that failed, and all the memory of that
+        _give_back()
+        return False
 
     @property
     def held_bytes(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Size, Tensor
@@ -33,8 +35,12 @@ LAYERS = {name for name in SHAPES if ".h." in name}
 
 
 @pytest.fixture(autouse=True)
-def compile_afresh() -> None:
+def compile_afresh() -> Iterator[None]:
     torch.compiler.reset()  # more settings here than one run ever has
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # a run before in this process may have asked for less
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -14,6 +14,7 @@ from measured_runs import D32, H200, Run, d32_row, d32_run, nanochat_runs, table
 from onecard.config import RunConfig
 from onecard.knobs import load_config
 from onecard.plan import standing
+from onecard.plan.activations import TRYING_OUT
 from onecard.plan.bill import (
     CONTEXT,
     Bill,
@@ -54,11 +55,13 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_it_says_what_was_measured(run: Run) -> None:
+    """The table's peaks are of steady steps; the others are of whole runs, which had kernels to try out."""
     bill = bill_of_run(run)
     bound = 0.015 if run.setting.cuda_graphs else 0.007
-    assert bill.allocated / GIB == pytest.approx(run.allocated_gib, rel=bound)
+    first_step = bill.allocated - bill.steady if run in table_runs() else 0
+    assert (bill.allocated - first_step) / GIB == pytest.approx(run.allocated_gib, rel=bound)
     if run.reserved_gib is not None:
-        assert abs(bill.reserved / GIB - run.reserved_gib) < 64 / 1024
+        assert abs((bill.reserved - first_step) / GIB - run.reserved_gib) < 64 / 1024
         # What is promised to suffice did suffice.
         assert bill.need / GIB > run.reserved_gib
 
@@ -76,7 +79,7 @@ def test_where_it_differs_one_more_layer_is_on_the_card() -> None:
     assert PLACES == 3
     a_layer = 4 * sum(p.place for p in parameters_of(run.shape) if p.name.startswith("transformer.h.0.") and
                       p.kind == "layers")  # fmt: skip
-    assert bill_of_run(run).allocated - a_layer == pytest.approx(run.allocated_gib * GIB, rel=0.001)
+    assert bill_of_run(run).steady - a_layer == pytest.approx(run.allocated_gib * GIB, rel=0.001)
 
 
 def test_what_d32_takes_of_the_card_and_the_host() -> None:
@@ -190,10 +193,12 @@ def test_low_bits_never_need_more(shape: Shape, setting: Setting, dtype: str) ->
 @hypothesis_settings(deadline=None)
 def test_lines_add_up(shape: Shape, setting: Setting, dtype: str, capability: tuple[int, int] | None) -> None:
     bill = training_bill(shape, setting, dtype, compute_capability=capability, sample_tokens=100)
-    assert total(bill.lines) + bill.graph_bytes == bill.allocated <= bill.reserved < bill.need
+    recorded = 0 if bill.worst.name == TRYING_OUT else bill.graph_bytes
+    assert bill.steady <= total(bill.lines) + recorded == bill.allocated <= bill.reserved < bill.need
     assert total(bill.all_lines()) == bill.process == bill.need + CONTEXT
     assert all(line.bytes > 0 and line.formula for line in bill.all_lines())
-    assert bill.worst in bill.moments and bill.worst.bytes == max(m.bytes for m in bill.moments)
+    assert bill.worst in bill.moments
+    assert bill.graph_bytes or bill.worst.bytes == max(m.bytes for m in bill.moments)
     assert (bill.graph_bytes > 0) == (setting.cuda_graphs and setting.offload != "gradients")
     said = bill.to_json()
     assert said["total_gib"] == pytest.approx(sum(line["gib"] for line in said["lines"]), abs=0.001)

@@ -19,7 +19,7 @@ from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.knobs import load_config
 from onecard.model.decoder import Decoder
-from onecard.plan.activations import training_moments
+from onecard.plan.activations import TRYING_OUT, training_moments
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD, Rates, rates_of
@@ -164,7 +164,8 @@ def test_a_peak_that_may_not_have_come_yet_is_no_reason_to_expect_less(
 def test_the_moments_of_every_step_have_the_names_that_the_bill_gives_them() -> None:
     asked = question("--batch_size=4")
     setting = setting_of(asked.config, asked.shape)
-    assert {m.name for m in training_moments(asked.shape, setting, "bfloat16")} == set(_OF_TRAINING)
+    moments = training_moments(asked.shape, setting, "bfloat16")
+    assert {m.name for m in moments} == {*_OF_TRAINING, TRYING_OUT}
 
 
 class PretendCard:
