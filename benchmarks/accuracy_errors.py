@@ -25,7 +25,7 @@ def rates_for(call: Row, dtype: str, kind: str = "card", launch_us: float | None
     """None where the card is not in the table (a CPU).
 
     card: its figures, with the launches and the bus of this machine; bench: all as `onecard bench` found.
-    `launch_us` is what a launch cost at another moment.
+    `launch_us` takes the place of what the call found.
     """
     card = match_card(call["card"], call["memory_gib"])
     if card is None:
@@ -55,18 +55,18 @@ def predict(case: Case, call: Row, kind: str = "card", launch_us: float | None =
     }  # fmt: skip
 
 
-def recompute(results: Row, kind: str = "card", *, launch_then: bool = True) -> list[Row]:
+def recompute(results: Row, kind: str = "card") -> list[Row]:
     """Every measured configuration with what the formulas of today say of it, and how far off that is.
 
-    `launch_then`: by what a launch cost right before the row was measured (hosts are shared, and change
-    within minutes), where the row has it; else by what it cost at the beginning of the call.
+    One figure for launches, the middle of all calls: a shared host changes from minute to minute, and what a
+    launch cost right before a configuration was timed says nothing about how long that took (docs/speed.md).
     """
     found = []
+    launch_us = statistics.median(call["bench"]["launch_us"] for call in results["calls"])
     for row in results["rows"]:
         if "error" in row:
             continue
         case = case_of(row["config"])
-        launch_us = row.get("launch_us") if launch_then else None
         predicted = predict(case, results["calls"][row["call"]], kind, launch_us)
         measured = row["measured"]
         entry: Row = {"name": case.name, "held_out": case.held_out, "family": case.family}
@@ -149,15 +149,12 @@ def report(results: Row, worst: int | None, kind: str) -> None:
     failed = [row for row in results["rows"] if "error" in row]
     for row in failed:
         print(f"not measured: {row['name']}: {row['error']}")
-    by_bench = summary(recompute(results, kind, launch_then=False))
     for name, found in summary(rows).items():
         print(f"{name.replace('_', ' ')}: {found['configurations']} configurations")
         for quantity in QUANTITIES:
             print(f"  {quantity:10}{_told(found[quantity], quantity)}")
-        if by_bench[name]["seconds"] != found["seconds"]:
-            print(f"  {'by the launch of the call: ':10}{_told(by_bench[name]['seconds'], 'seconds')}")
         ran, out, untried = (len(found[k]) for k in ("ran_under_cap", "ran_out", "not_tried"))
-        print(f"  {'under caps':10}{ran} ran, {out} ran out, {untried} not tried with today's need")
+        print(f"  {'under caps':10} {ran} ran, {out} ran out, {untried} not tried with today's need")
         for name_of_it in found["ran_out"]:
             print(f"    ran out: {name_of_it}")
 

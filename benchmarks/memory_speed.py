@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from command_line import command_line
+from memory_speed_figure import AXES, draw
 from processes import in_own_process
 
 Step = Callable[[Any, Any], Any]  # torch is imported in the measuring processes only
@@ -105,9 +106,6 @@ def notes() -> list[Case]:
     width = Case("nanogpt", n_embd=576, n_head=9)
     ours = replace(width, contender="onecard", settings=EXACT)
     return [width, replace(width, contender="plain"), ours, replace(ours, settings=EXACT | {"graphs": True})]
-
-
-AXES = {"micro-batch": "batch", "block": "block", "depth": "n_layer", "width": "n_embd"}
 
 
 def growth() -> list[Case]:
@@ -305,36 +303,6 @@ def show(results: Row) -> None:
         print(f"  {entry['label']:47} {entry['shape']:27}{told}")
     if results["unfinished"]:
         print(f"not started within the budget: {len(results['unfinished'])}")
-
-
-def draw(results: Row, file: Path) -> None:
-    """Speed over memory beside the reference; memory along each axis of growth."""
-    try:
-        from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise SystemExit("error: --draw needs matplotlib\nhint: pip install matplotlib") from None
-    measured = [e for e in results["summary"] if e.get("peak_allocated_gib") and e["rounds"]]
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    panels = figure.subplot_mosaic([["points"] * 4, list(AXES)], height_ratios=[2, 1])
-    points = panels["points"]
-    for entry in (e for e in measured if "speed_ratio" in e):
-        at, wide = (entry["peak_allocated_gib"], entry["speed_ratio"]), entry["suite"] == "table"
-        points.plot(*at, "o" if wide else "s", color="C3" if "onecard" in entry["label"] else "C7")
-        text = entry["label"] + ("" if wide else f" ({entry['suite']})")
-        points.annotate(text, at, xytext=(6, 4), textcoords="offset points", fontsize=8)
-        points.set(ylabel=f"tokens/s over {entry['against']}'s")
-    points.set(xlabel="peak GiB allocated", title=results["card"])
-    points.margins(0.2)
-    for axis, name in AXES.items():
-        for recompute, style in (("none", "o-"), ("block", "s--")):
-            chosen = [r for r in results["rows"] if axis in r["case"]["axes"] and "peak_allocated_gib" in r]
-            chosen = [r for r in chosen if r["case"]["settings"]["recompute"] == recompute]
-            line = sorted((r["case"][name], r["peak_allocated_gib"]) for r in chosen)
-            if line:
-                panels[axis].plot(*zip(*line, strict=True), style, ms=4, label=f"recompute {recompute}")
-                panels[axis].legend(fontsize=7)
-        panels[axis].set(xlabel=axis, ylabel="peak GiB", ylim=(0, None))
-    figure.savefig(file, dpi=150)
 
 
 NAME = ("suite", "label", "shape", "round")

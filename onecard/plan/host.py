@@ -12,6 +12,7 @@ ones from minute to minute.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
 
 from onecard.plan.settings import Setting
@@ -43,15 +44,18 @@ _ROUND, _REFINED_ROUND = 33, 54
 # From this share of the time on, what the host needs to hand kernels out shows: they overlap, not perfectly.
 HOST_BOUND = 0.5
 
-# In launches. An operation of a model runs through Python and autograd, one of the update does not.
-_PER_OPERATION = 2.4
-_PER_UPDATE_OPERATION = 1.3
+# In launches. A layer's products and its attention cost the host more than other operations.
+_PER_OPERATION, _PER_LAYER = 1.28, 40
 _COMPILED_LAYER = {
-    "gpt2": {"none": 160, "mlp": 165, "block": 172},
-    "nanochat-2025": {"none": 175, "mlp": 180, "block": 230},
-    "nanochat-2026": {"none": 190, "mlp": 190, "block": 270},
+    "gpt2": {"none": 125, "mlp": 130, "block": 145},
+    "nanochat-2025": {"none": 141, "mlp": 146, "block": 182},
+    "nanochat-2026": {"none": 170, "mlp": 180, "block": 240},
 }
-_COMPILED_CALL = 10
+# Of the update: of the products for all that is taken together and of what 2026 does around them, of what is
+# done matrix by matrix, of moving numbers here from the host and back (streams wait for each other), of
+# everything else; and a compiled call.
+_PER_PRODUCT, _PER_REFINED, _PER_MATRIX, _PER_VISITOR, _PER_OTHER = 1.7, 2.6, 0.6, 2.1, 1.3
+_COMPILED_CALL = 5
 _COMPILED_MATRIX = 8  # operations around the two calls of each
 _REPLAY = 60
 
@@ -69,7 +73,7 @@ def handing_out(shape: Shape, setting: Setting, launch: float, on_card: float) -
 def micro_batch_launches(shape: Shape, setting: Setting) -> float:
     """For one micro-batch, whatever its size, if it is not recorded."""
     if not setting.compile:
-        return _PER_OPERATION * micro_batch_operations(shape, setting)
+        return _PER_OPERATION * micro_batch_operations(shape, setting) + _PER_LAYER * shape.n_layer
     travelling = _TRAVELLING_LAYER * shape.n_layer if setting.offload == "gradients" else 0
     layers = _COMPILED_LAYER[shape.arch][setting.recompute] * shape.n_layer
     return layers + _PER_OPERATION * (_BESIDE[shape.arch] + travelling)
@@ -85,54 +89,69 @@ def micro_batch_operations(shape: Shape, setting: Setting) -> int:
     return found
 
 
-def update_launches(shape: Shape, setting: Setting, *, by_muon: bool) -> float:
-    operations, calls = update_operations(shape, setting, by_muon=by_muon)
-    return _PER_UPDATE_OPERATION * operations + _COMPILED_CALL * calls
+@dataclass(frozen=True)
+class Handed:
+    """What the update of one group of parameters hands out: operations by what they cost, compiled calls."""
+
+    others: int
+    products: int = 0
+    refined: int = 0
+    by_matrix: int = 0
+    visitors: int = 0
+    calls: int = 0
+
+    @property
+    def operations(self) -> int:
+        return self.others + self.products + self.refined + self.by_matrix + self.visitors
+
+    @property
+    def launches(self) -> float:
+        return (
+            _PER_OTHER * self.others + _PER_PRODUCT * self.products + _PER_REFINED * self.refined
+            + _PER_MATRIX * self.by_matrix + _PER_VISITOR * self.visitors + _COMPILED_CALL * self.calls
+        )  # fmt: skip
 
 
-def update_operations(shape: Shape, setting: Setting, *, by_muon: bool) -> tuple[int, int]:
-    """And how often compiled code is called."""
+def update_by_group(shape: Shape, setting: Setting, *, by_muon: bool) -> tuple[Handed, ...]:
+    """In the order of `groups_of`, which is the update's."""
     # Most settings that are compared differ in what an update does not see.
     alike = Setting(
         1, 1, "none", setting.offload, setting.master_weights, setting.optim_states, setting.compile
     )
-    return _update_operations(shape, alike, by_muon)
+    return _update_by_group(shape, alike, by_muon)
 
 
 @lru_cache(maxsize=256)
-def _update_operations(shape: Shape, setting: Setting, by_muon: bool) -> tuple[int, int]:
-    operations = calls = 0
+def _update_by_group(shape: Shape, setting: Setting, by_muon: bool) -> tuple[Handed, ...]:
+    found = []
     for members in groups_of(shape):
         kind, size = members[0].kind, sum(p.place for p in members)
-        operations += _GROUP
         if by_muon and kind == "layers":
-            refined = isinstance(shape, Nanochat2026Shape)
-            more, compiled = _muon(members, setting, refined)
+            found.append(_muon(members, setting, isinstance(shape, Nanochat2026Shape)))
         else:
-            more, compiled = _adamw(size, setting) if kind != "vectors" else (0, 0)
-        operations, calls = operations + more, calls + compiled
-    return operations, calls
+            found.append(_adamw(size, setting) if kind != "vectors" else Handed(_GROUP))
+    return tuple(found)
 
 
-def _adamw(size: int, setting: Setting) -> tuple[int, int]:
-    """Beside what every group takes: in full precision one kernel does it, wherever the numbers come from."""
+def _adamw(size: int, setting: Setting) -> Handed:
+    """In full precision one kernel does it, wherever the numbers come from."""
     visits = -(-size // PIECE) if setting.offload != "none" else 0
     low_bit = setting.master_weights == "bf16" or setting.optim_states == "int8"
     if not low_bit:
-        return _VISITOR * visits, 0
+        return Handed(_GROUP, visitors=_VISITOR * visits)
     if setting.compile:
-        return _VISITOR * visits, max(1, visits)
+        return Handed(_GROUP, visitors=_VISITOR * visits, calls=max(1, visits))
     pieces = visits or -(-size // EAGER_PIECE)
-    return _VISITOR * visits + _PIECE[setting.optim_states] * pieces, 0
+    return Handed(_GROUP + _PIECE[setting.optim_states] * pieces, visitors=_VISITOR * visits)
 
 
-def _muon(members: tuple[Parameter, ...], setting: Setting, refined: bool) -> tuple[int, int]:
+def _muon(members: tuple[Parameter, ...], setting: Setting, refined: bool) -> Handed:
     alike = Counter(parameter.matrix for parameter in members)
     rounds = sum(-(-n // muon_batch(*matrix, n, setting)) for matrix, n in alike.items())
-    operations = rounds * (_REFINED_ROUND if refined else _ROUND)
-    operations += len(members) * (_VISITOR if setting.offload != "none" else 0)
-    if setting.compile:
-        return operations + _COMPILED_MATRIX * len(members), 2 * len(members)
-    each = _MATRIX[setting.optim_states] + (_REFINED_MATRIX if refined else 0)
-    each += _ROUNDED_MASTER if setting.master_weights == "bf16" else 0
-    return operations + each * len(members), 0
+    products = {"refined": rounds * _REFINED_ROUND} if refined else {"products": rounds * _ROUND}
+    visitors = len(members) * (_VISITOR if setting.offload != "none" else 0)
+    each, calls = _COMPILED_MATRIX, 2 * len(members)
+    if not setting.compile:
+        each, calls = _MATRIX[setting.optim_states] + (_REFINED_MATRIX if refined else 0), 0
+        each += _ROUNDED_MASTER if setting.master_weights == "bf16" else 0
+    return Handed(_GROUP, by_matrix=each * len(members), visitors=visitors, calls=calls, **products)

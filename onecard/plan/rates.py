@@ -20,6 +20,7 @@ GIVEN = "given"  # the note of a card whose figures are the user's
 _PROFESSIONAL = 0.62  # L40S, RTX 6000 Ada, A6000, L4: datasheet rates their power does not carry
 _COPY = 0.90  # of nominal bandwidth (H200: 4.3 of 4.8 TB/s)
 _ATTENTION = 0.75 / 0.8415  # of the matmul rate
+_FP32_ATTENTION = 0.36  # of the plain cores' rate: its kernel for float32 does not use the tensor cores
 # A measured rate is of one matmul, held for seconds; within a step the caches are colder. Fitted to the grid,
 # predicted from what `onecard bench` found on that H200.
 _WITHIN_A_STEP = 0.94
@@ -80,10 +81,13 @@ def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates 
         to_card, to_host = measured.h2d_gbps * 1e9, measured.d2h_gbps * 1e9
         source, calibrated = f"onecard bench of {measured.date}", True
     sms = card.sm or _REFERENCE_SMS
+    attention = _ATTENTION * matmul
+    if dtype == "float32" and card.fp32 is not None:
+        attention = min(attention, _FP32_ATTENTION * card.fp32 * 1e12)
     return Rates(
         matmul=matmul,
         bandwidth=bandwidth,
-        attention=_ATTENTION * matmul,
+        attention=attention,
         short=124.0 * (matmul / share / sms) / _REFERENCE_SM_RATE,
         narrow=26.0 * sms / _REFERENCE_SMS,
         kernel=6e-6 if capability[0] >= 9 else 5e-6,

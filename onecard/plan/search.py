@@ -17,7 +17,7 @@ from onecard.shapes import Shape
 
 LOW_BIT = ("bf16", "int8")
 # A setting predicted to be so much faster is worth a change: less is within what predictions are off by.
-WORTH_CHANGING = 1.03
+WORTH_CHANGING = 1.05
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 

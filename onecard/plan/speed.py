@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onecard.plan.host import handing_out, update_launches
+from onecard.plan.host import handing_out, micro_batch_operations, update_by_group
 from onecard.plan.rates import Rates
 from onecard.plan.settings import Setting
 from onecard.plan.standing import SIZES, per_element
@@ -24,7 +24,7 @@ from onecard.plan.tensors import Parameter, groups_of, parameters_of
 from onecard.shapes import Nanochat2026Shape, Shape
 
 # Bytes that a layer's forward and backward pass move per token and channel, matmuls left out, in bf16.
-_REST = {"gpt2": 141.0, "nanochat-2025": 155.0, "nanochat-2026": 207.0}
+_REST = {"gpt2": 132.0, "nanochat-2025": 155.0, "nanochat-2026": 250.0}
 _REST_AGAIN = {"none": 1.0, "mlp": 1.08, "block": 1.30}
 # The same without the compiler, every operation's inputs and outputs counted (tests/plan/test_host.py). Small
 # kernels on strided inputs do not reach the bandwidth of a long copy.
@@ -39,6 +39,15 @@ _LOGITS = 8.0  # bytes moved per logit besides the matmuls'
 _EMBEDDING = 20.0
 _WIDE_RESIDUAL = 1.5  # fp16, compiled: its residual stream is fp32
 _IN_THE_WAY = 0.15  # of what travels in one direction holds up what travels in the other
+# Kernels of a layer's two passes that are no matmuls (counted on an H200), and what each takes of the time
+# that a matmul takes to begin and end: small ones on the card follow each other closely.
+_KERNELS = {
+    "gpt2": {"none": 26, "mlp": 28, "block": 36},
+    "nanochat-2025": {"none": 30, "mlp": 33, "block": 43},
+    "nanochat-2026": {"none": 32, "mlp": 35, "block": 50},
+}
+_SMALL = 0.35
+_ORTHOGONALISING = 0.9  # of the matmul rate: Muon's products
 _FORWARD_SHARE = 0.30  # of a micro-batch: what an evaluation costs
 
 
@@ -101,16 +110,18 @@ def step_time(
     if rest:
         last = _micro_batch(shape, setting, dtype, rates, rest)
         parts = [a + b for a, b in zip(parts, last, strict=True)]
-    update = _update(shape, setting, dtype, rates, by_muon)
-    # The host runs ahead of the card where it can, over the whole step.
+    # The host runs ahead of the card where it can.
     handing = handing_out(shape, setting, rates.launch, sum(micro))
     host = (whole + bool(rest)) * handing
+    done = max(host, sum(parts))
     if dtype == "float16":
-        # It waits for the gradients before the update: are they finite?
-        parts[-1] += max(0.0, host - sum(parts))
-        host = sum(parts)
-    host += update_launches(shape, setting, by_muon=by_muon) * rates.launch
-    parts[-1] += max(0.0, host - sum(parts) - update)
+        host = done  # before the update it waits for the gradients: are they finite?
+    groups = _update(shape, setting, dtype, rates, by_muon)
+    update = sum(groups)
+    for group, handed in zip(groups, update_by_group(shape, setting, by_muon=by_muon), strict=True):
+        host += handed.launches * rates.launch
+        done = max(done + group, host)
+    parts[-1] += max(0.0, done - sum(parts) - update)
     tokens = sequences * shape.block_size
     one = max(sum(micro), handing)
     return StepTime.of(parts, update, one, tokens, shape.flops_per_token, rates.peak)
@@ -170,6 +181,7 @@ def micro_batch_parts(
     attention *= passes / rates.attention
     elements = tokens * width * shape.n_layer
     rest = (rest_bytes * elements + _EMBEDDING * tokens * width) / rates.bandwidth
+    rest += _small_kernels(shape, setting) * _SMALL * rates.kernel
     # The head's total is read and written once for every chunk of rows.
     chunks, last = divmod(tokens, setting.loss_chunk)
     loss = chunks * _chunk(rates, shape, setting.loss_chunk, size)
@@ -209,20 +221,30 @@ def _travel(to_card: float, to_host: float, rates: Rates) -> float:
     return max(there, back) + _IN_THE_WAY * min(there, back)
 
 
-def _update(shape: Shape, setting: Setting, dtype: str, rates: Rates, by_muon: bool) -> float:
-    moved = to_card = to_host = flops = 0.0
-    for members in groups_of(shape):
+def _small_kernels(shape: Shape, setting: Setting) -> float:
+    """Of a micro-batch: everything but matmuls. Without the compiler, half of the operations are views."""
+    if setting.compile:
+        return _KERNELS[shape.arch][setting.recompute] * shape.n_layer
+    return micro_batch_operations(shape, setting) / 2
+
+
+def _update(shape: Shape, setting: Setting, dtype: str, rates: Rates, by_muon: bool) -> list[float]:
+    """Seconds of the card for each group of parameters: computing, or waiting for the bus."""
+    found = []
+    handed = update_by_group(shape, setting, by_muon=by_muon)
+    for members, what in zip(groups_of(shape), handed, strict=True):
         kind, size = members[0].kind, sum(p.place for p in members)
         each = per_element(kind, setting, dtype, by_muon=by_muon)
         # Totals are read for the norm, scaled, read and cleared; the rest is read and written.
-        moved += size * (5 * each.total + 2 * (each.master + each.states) + each.working)
-        if each.on_host:
-            to_card += size * each.at_home
-            to_host += size * (each.master + each.states)
+        moved = size * (5 * each.total + 2 * (each.master + each.states) + each.working)
+        seconds = moved / rates.bandwidth + what.operations * _SMALL * rates.kernel
         if by_muon and kind == "layers":
-            flops += sum(map(_orthogonalising, members))
-    on_card = moved / rates.bandwidth + flops / (0.8 * rates.matmul)
-    return max(on_card, _travel(to_card, to_host, rates))
+            seconds += sum(map(_orthogonalising, members)) / (_ORTHOGONALISING * rates.matmul)
+        if each.on_host:
+            travel = _travel(size * each.at_home, size * (each.master + each.states), rates)
+            seconds = max(seconds, travel)
+        found.append(seconds)
+    return found
 
 
 def _orthogonalising(matrix: Parameter) -> int:

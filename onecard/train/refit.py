@@ -44,8 +44,8 @@ _OF_TRAINING = ("loss", "backward pass of a layer")  # moments that every step h
 _CLIMB_EVERY, _CLIMB_SECONDS = 32, 1.0
 # The speed of a setting counts from its ninth step on, and after as many as two such stretches.
 _STEADY, _MEASURED = 8, 16
-# It just fits, but the allocator starts over again and again: as good as not fitting, and found out so often,
-# twice in a row. Once may be something that happens only now and then, such as a graph being recorded.
+# It just fits, but the allocator starts over again and again: as good as not fitting, if that is slow. Looked
+# at so often; twice in a row, for once may be a thing of now and then, such as a graph being recorded.
 _THRASHING_EVERY, _THRASHING = 8, 4
 _NOTICE_EVERY = 60.0  # seconds between looks at who else is on the card
 _BESIDE = ("sampling", "checkpoint")  # what is done while training rests
@@ -62,6 +62,7 @@ class Stage:
 
     before: Choice
     speed: float | None  # tokens per second measured before it
+    tight: bool = False  # away from a setting in which the allocator kept starting over
 
 
 class Refit:
@@ -72,6 +73,7 @@ class Refit:
         measure_afresh(run.device)  # what choosing kernels and building took is no setting's peak
         self._retries = allocator_retries(run.device)  # when last looked at
         self._tight = 0  # looks in a row that found too many
+        self._bearable: set[Setting] = set()  # tight ones that turned out to be faster than the next
         self._stage: Stage | None = None
         self._emptied_for: tuple[str, int] | None = None
         first = look_at(run.device)
@@ -218,16 +220,20 @@ class Refit:
             return False
         before, self._retries = self._retries, allocator_retries(self.run.device)
         self._tight = self._tight + 1 if self._retries - before >= _THRASHING else 0
-        return self.fit.enabled and self._tight > 1
+        return self.fit.enabled and self._tight > 1 and self.fit.setting not in self._bearable
 
     def climb(self) -> bool:
         """Has the setting changed after this step? For a faster one, if memory has come back, or for a
-        smaller one, if it fits too tightly. Looked at rarely: it costs a question to the driver."""
+        smaller one, if it fits too tightly, which is taken back where it is slower. Looked at rarely: it
+        costs a question to the driver."""
         run, step = self.run, self.run.position.step
         self.fit.progressed()
-        if self._thrashing():
+        if self._thrashing() and (speed := self._speed()) is not None:
+            before = self.fit.choice
             told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps, twice"
-            return self.after(torch.OutOfMemoryError(told), "training")
+            changed = self.after(torch.OutOfMemoryError(told), "training")
+            self._stage = Stage(before, speed, tight=True) if changed else None
+            return changed
         if self._slow and self._speed_changed():
             return True
         too_soon = self._on_card and time.monotonic() - self._looked < _CLIMB_SECONDS
@@ -291,6 +297,8 @@ class Refit:
         self.journal.gained(_gain(stage.before.tokens_per_s, now.tokens_per_s), gain)
         if gain is None or 1 + gain >= _SLOWER:
             return False
+        if stage.tight:
+            self._bearable.add(stage.before.setting)
         self.fit.back(stage.before.setting, run.position.step)
         change_setting(run, run.position.step)
         self._another_setting()

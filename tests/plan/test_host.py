@@ -19,11 +19,11 @@ from onecard.optim.schedule import rates
 from onecard.plan.host import (
     handing_out,
     micro_batch_operations,
-    update_launches,
-    update_operations,
+    update_by_group,
 )
 from onecard.plan.settings import Setting, setting_of
 from onecard.plan.speed import _UNCOMPILED
+from onecard.plan.tensors import groups_of
 from onecard.shapes import Shape
 from onecard.train.engine import new_stepper
 
@@ -115,9 +115,9 @@ WORDS = [
 def test_operations_are_those_of_the_model(family: str, words: list[str]) -> None:
     for micro, update, shape, setting, by_muon in by_depth(family, *words):
         assert micro_batch_operations(shape, setting) == pytest.approx(micro.operations, rel=0.05)
-        operations, calls = update_operations(shape, setting, by_muon=by_muon)
-        assert calls == 0
-        assert operations == pytest.approx(update.operations, rel=0.15)
+        groups = update_by_group(shape, setting, by_muon=by_muon)
+        assert len(groups) == len(groups_of(shape)) and not any(group.calls for group in groups)
+        assert sum(group.operations for group in groups) == pytest.approx(update.operations, rel=0.15)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -151,7 +151,8 @@ def test_graphs_take_the_host_out_of_it() -> None:
 def test_matrices_taken_together_spare_the_host() -> None:
     _, _, config = counted("nanochat-2026", 4)
     shape = config.shape(512)
-    here = update_launches(shape, Setting(1, 64), by_muon=True)
-    one_by_one = update_launches(shape, Setting(1, 64, offload="optimizer"), by_muon=True)
-    by_adamw = update_launches(shape, Setting(1, 64), by_muon=False)
-    assert by_adamw < here < one_by_one
+
+    def launches(by_muon: bool = True, **values: Any) -> float:
+        return sum(g.launches for g in update_by_group(shape, Setting(1, 64, **values), by_muon=by_muon))
+
+    assert launches(by_muon=False) < launches() < launches(offload="optimizer")

@@ -29,10 +29,13 @@ def known_rates(card: str, dtype: str = "bfloat16", measured: Measured | None = 
 H200 = known_rates("H200")
 RTX_4070 = known_rates("RTX 4070")
 
-# Left out, as held back by the host by more than is usual there: 576 wide is 21% faster with CUDA
-# graphs, which take the host out of it. For 8x1024 (58% of the speed of 16x1024) that is a guess: it was
-# measured once, and never with graphs.
-HOST_BOUND = ("onecard exact 12L 768 8x1024 acc4", "onecard exact 12L 576 16x1024 acc4")
+# Measured when that shared host needed a quarter to a half more time than at others for the same work:
+# 576 wide is 21% faster with CUDA graphs, which take the host out of it; 1 and 4 sequences were a third and a
+# quarter faster in the grid of another day (benchmarks/results/*plan-accuracy*).
+HOST_BOUND = {
+    "onecard exact 12L 576 16x1024 acc4",
+    *(f"onecard exact 12L 768 {batch}x1024 acc4" for batch in (1, 2, 4, 8)),
+}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_what_was_left_out_is_slower_than_predicted() -> None:
     for run in table_runs():
         if run.name in HOST_BOUND:
             step = step_time(run.shape, run.setting, "bfloat16", H200, run.sequences)
-            assert 1.12 < step.tokens_per_s / run.tokens_per_s < 1.4, run.name
+            assert 1.12 < step.tokens_per_s / run.tokens_per_s < 1.65, run.name
 
 
 def test_d32_on_an_h200() -> None:

@@ -31,6 +31,7 @@ from onecard.train import refit as refit_module
 from onecard.train import start as start_module
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit, open_fit, told_at_start
 from onecard.train.loop import Training, train
+from onecard.train.refit import Refit
 from onecard.train.start import open_run
 from onecard.train.step import Stepper
 
@@ -229,6 +230,25 @@ def test_an_allocator_that_keeps_starting_over_is_a_shortage(
     (told,) = (e for e in events("out") if e["event"] == "refitted" and e["where"] == "training")
     assert told["step"] == 32 and "started over" in told["error"], "once alone is none"
     assert summary.values["step"] == 60
+
+
+def test_a_tight_setting_that_is_the_faster_one_is_kept(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting over may cost less than a smaller setting does. Nobody knows before it is measured."""
+    counted, speeds = iter(range(0, 2**62, 5)), {"known": False}
+    monkeypatch.setattr(refit_module, "allocator_retries", lambda device: next(counted))
+    monkeypatch.setattr(refit_module, "_CLIMB_EVERY", 8)
+
+    def speed(refit: Refit) -> float | None:
+        speeds["known"] = speeds["known"] or refit.run.position.step >= 40
+        return (100.0 if refit.fit.as_given else 80.0) if speeds["known"] else None
+
+    monkeypatch.setattr(Refit, "_speed", speed)
+    summary = train(config("--max_iters=96"))
+    changes = [(e["where"], e["step"]) for e in events("out") if e["event"] == "refitted"]
+    assert changes == [("training", 40), ("back", 48)], "tried once, taken back, and left alone"
+    assert summary.values["step"] == 96
 
 
 def test_errors_that_were_dealt_with_are_no_thrashing(
