@@ -171,7 +171,7 @@ class Steps:
         """Kernels of a step's micro-batches and of its update: by kind, how many and their milliseconds."""
         if not self.cuda:
             return None
-        found = {}
+        found: Row = {}
         plain = self.stepper.update
 
         def update(rates: Rates) -> torch.Tensor:
@@ -220,7 +220,7 @@ _KINDS = {
 def kernels_by_kind(profile: torch.profiler.profile) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for event in profile.key_averages():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
+        if event.device_type.name != "CUDA":
             continue
         named = (kind for kind, words in _KINDS.items() if re.search(words, event.key, re.IGNORECASE))
         entry = found.setdefault(next(named, "others"), [0, 0.0])
