@@ -175,6 +175,7 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
                 told["error"] = (str(error).splitlines() or [type(error).__name__])[0][:160]
             if cuda:
                 told["peak_reserved_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 3)
+                told["allocator_retries"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
                 told["peak_allocated_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 3)
     return row
 

@@ -172,6 +172,8 @@ class Watched:
         if cuda:
             row["peak_allocated_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 3)
             row["peak_reserved_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 3)
+            # How often the allocator gave everything back and began anew: a cap may cost speed by that.
+            row["allocator_retries"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
         return row
 
     def _told(self, summary: Any) -> Row:

@@ -36,10 +36,10 @@ _SLACK = 52 * MIB
 _MARGIN = 44 * MIB
 # Driver, kernels, libraries: 0.68 to 0.75 GiB on an H200 with torch 2.11. Smaller cards take less, not more.
 CONTEXT = int(0.75 * GIB)
-# A graph's memory is its own: what the allocator would have held, and a little that cannot be shared with
-# the rest. Measured: 102 to 128 MiB, where whole layers are recomputed 148 to 160. What lies beside it does
-# not fill the gaps in it, so that it needs more room than the others do.
-_GRAPH = {"none": 128 * MIB, "mlp": 128 * MIB, "block": 160 * MIB}
+# A graph's memory is its own: what the micro-batch takes, matmul workspaces, and what does not pack without
+# gaps. Measured: 98 to 118 MiB more than the micro-batch, uncompiled or with block 148 to 160. A recording
+# takes it in one piece (train/replay.py).
+_GRAPH, _LOOSE_GRAPH = 128 * MIB, 160 * MIB
 _GRAPH_MARGIN = 96 * MIB
 # torch, its libraries and the data on their way: resident on the host (0.7 to 1.1 GiB on an H200's machine).
 _HOST_PROCESS = int(1.0 * GIB)
@@ -47,7 +47,18 @@ _HOST_PROCESS = int(1.0 * GIB)
 
 def graph_bytes(setting: Setting) -> int:
     """Of a recorded micro-batch, beside what an unrecorded one takes."""
-    return _GRAPH[setting.recompute] if setting.may_record else 0
+    return _beside_micro_batch(setting) if setting.may_record else 0
+
+
+def recording_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float = 0.0) -> int:
+    """What a recorded micro-batch of this size keeps for itself."""
+    moments = training_moments(shape, setting, dtype, dropout=dropout)
+    worst = max(moment.bytes for moment in moments if moment.name != TRYING_OUT)
+    return worst + _beside_micro_batch(setting)
+
+
+def _beside_micro_batch(setting: Setting) -> int:
+    return _LOOSE_GRAPH if setting.recompute == "block" or not setting.compile else _GRAPH
 
 
 @dataclass(frozen=True)

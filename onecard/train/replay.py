@@ -52,7 +52,13 @@ def host_share(compute: Compute, inputs: Sequence[Tensor]) -> tuple[Tensor, floa
 
 
 class CudaRecording:
-    def __init__(self, compute: Compute, inputs: Sequence[Tensor]) -> None:
+    """`room`: bytes of the card that it takes in one piece before anything else, where that is known.
+
+    Under a cap (vram_limit) the allocator asks for room for the whole of a tensor, even where only its end
+    would have to be added to what it has, and in a recording it cannot give anything back first.
+    """
+
+    def __init__(self, compute: Compute, inputs: Sequence[Tensor], room: int = 0) -> None:
         self._inputs = [t.clone() for t in inputs]
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
@@ -60,6 +66,7 @@ class CudaRecording:
         try:
             # thread_local: the reading thread may pin memory for the next micro-batch meanwhile.
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                torch.empty(room, dtype=torch.uint8, device=stream.device)  # free again at once, and ours
                 self._output = compute(*self._inputs)
         except RuntimeError:
             # A recording that fails while it is ended leaves its own stream behind as the current one, and

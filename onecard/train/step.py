@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ from onecard.model.rounding import noise_key
 from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.rules import Rates, Rules, adamw_for_all
+from onecard.plan.bill import recording_bytes
+from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
-from onecard.train.replay import Replay, host_share
+from onecard.train.replay import Compute, CudaRecording, Replay, host_share
 
 # Rounding of bf16 totals draws from a stream of its own, apart from the update's.
 _TOTALS_STREAM = 1
@@ -79,7 +81,15 @@ class Stepper:
         """
         measure = host_share if graphs is None else None
         wanted = graphs is not False and self._recordable
-        self.replay = Replay(self._loss_of, measure=measure) if wanted else None
+        self.replay = Replay(self._loss_of, self._recording, measure) if wanted else None
+
+    def _recording(self, compute: Compute, inputs: Sequence[Tensor]) -> CudaRecording:
+        model, storage = self.model, self.optimizer.storage
+        setting = Setting(
+            len(inputs[0]), model.loss_chunk, model.recompute, storage.offload, storage.master_weights,
+            storage.optim_states, model.compiled,
+        )  # fmt: skip
+        return CudaRecording(compute, inputs, recording_bytes(model.shape, setting, self.dtype, self.dropout))
 
     def run(
         self,

@@ -16,6 +16,8 @@ from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
 from onecard.optim.held import Storage
 from onecard.optim.rules import Rates
+from onecard.plan.bill import training_bill
+from onecard.plan.lines import total
 from onecard.plan.settings import Setting
 from onecard.shapes import GPT2Shape
 from onecard.train.engine import graphs_of
@@ -160,6 +162,30 @@ def test_steps_are_the_same_replayed(storage: Storage, dropout: float) -> None:
     plain, replayed = weights(False), weights(True)
     assert sum(r.plays for r in Recorder.made) >= 4
     assert all(torch.equal(plain[n], replayed[n]) for n in plain)
+
+
+def test_a_recording_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is billed, whatever its size: under a cap it could not get it bit by bit."""
+    given: dict[int, int] = {}
+
+    def recorder(compute: Callable[..., Tensor], inputs: Sequence[Tensor], room: int) -> Recorder:
+        given[len(inputs[0])] = room
+        return Recorder(compute, inputs)
+
+    monkeypatch.setattr("onecard.train.step.CudaRecording", recorder)
+    stepper = Stepper(
+        GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.1, grad_clip=1.0, graphs=True
+    )
+    stepper.model.recompute, stepper.model.loss_chunk = "mlp", 32
+    sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
+    with Prefetcher(sequences, sequences.start(), step_sequences=11, micro_batch=4) as batches:
+        for _ in range(4):
+            stepper.run(batches.next_step().micros, Rates(1e-2))
+    assert set(given) == {4, 3}
+    for sequences_at_once, room in given.items():
+        setting = Setting(sequences_at_once, 32, "mlp", compile=False, cuda_graphs=True)
+        bill = training_bill(SHAPE, setting, "float32", dropout=0.1)
+        assert room == bill.steady - total(bill.standing.card) - bill.workspace.bytes
 
 
 def test_a_stepper_tells_of_the_problem_once_and_goes_on() -> None:

@@ -171,7 +171,8 @@ def test_replayed_micro_batches_are_the_launched_ones(
                 if graphs and step == 5:
                     assert stepper.replay is not None
                     assert stepper.replay.problem is None
-                    assert stepper.replay.held_bytes > 0
+                    held = stepper.replay.held_bytes  # of whole micro-batches and of a smaller last one
+                    assert 2 * 128 * 2**20 < held < 2 * 256 * 2**20, "what was asked for in one piece"
                     reserved = torch.cuda.memory_reserved()
                     stepper.release()
                     assert torch.cuda.memory_reserved() < reserved
