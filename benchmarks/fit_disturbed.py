@@ -29,6 +29,7 @@ from fit_runs import (
     pretend_memory,
     words_of,
 )
+from fit_same_bits import same_bits
 
 # The undisturbed run a second time, last and only where it is asked for (`needless`).
 AGAIN = "quiet again"
@@ -154,6 +155,8 @@ def inject(options: argparse.Namespace, kind: str) -> Row:
             "--cuda_graphs=False", "--sample_tokens=16"]  # fmt: skip
     if not options.tiny:
         more.append("--gradient_accumulation_steps=1")
+    if not options.tiny:
+        same_bits()
     watched = Watched(config_of(options, "inject", steps, *more))
     watched.watch_updates = kind == "quiet"
     setattr(refit, "_CLIMB_EVERY", 4)  # noqa: B010
@@ -232,6 +235,8 @@ def pause_jobs(options: argparse.Namespace) -> dict[str, Job]:
 
 
 def plain_run(options: argparse.Namespace, name: str, steps: int, *more: str) -> Row:
+    if not options.tiny:
+        same_bits()
     row = Watched(config_of(options, name, steps, *more)).go()
     del row["step_seconds"]
     return row
@@ -240,6 +245,7 @@ def plain_run(options: argparse.Namespace, name: str, steps: int, *more: str) ->
 def paused(options: argparse.Namespace) -> Row:
     """`onecard train` in a process of its own, asked from here; memory as the driver tells it here."""
     import torch
+    from fit_same_bits import __file__ as same_bits_file
 
     from onecard.run.checkpoint import list_checkpoints
     from onecard.run.directory import RunDirectory
@@ -265,7 +271,8 @@ def paused(options: argparse.Namespace) -> Row:
     words = words_of(options, "paused", steps, "--log_interval=1")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
     environment |= {"OMP_NUM_THREADS": "1"} if options.tiny else {}
-    job = subprocess.Popen([sys.executable, "-m", "onecard", "train", *words], env=environment)
+    program = ["-m", "onecard", "train"] if options.tiny else [str(Path(same_bits_file).resolve())]
+    job = subprocess.Popen([sys.executable, *program, *words], env=environment)
     try:
         wait_for(steps // 4)
         held = used() - without
