@@ -50,11 +50,11 @@ def graph_bytes(setting: Setting) -> int:
     return _beside_micro_batch(setting) if setting.may_record else 0
 
 
-def recording_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float = 0.0) -> int:
-    """What a recorded micro-batch of this size keeps for itself."""
+def micro_batch_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float, *, recorded: bool) -> int:
+    """What a micro-batch of this size takes and gives back; what it keeps for itself if it is `recorded`."""
     moments = training_moments(shape, setting, dtype, dropout=dropout)
     worst = max(moment.bytes for moment in moments if moment.name != TRYING_OUT)
-    return worst + _beside_micro_batch(setting)
+    return worst + (_beside_micro_batch(setting) if recorded else _SLACK)
 
 
 def _beside_micro_batch(setting: Setting) -> int:

@@ -163,6 +163,13 @@ def _context_bytes(device: str) -> int:
     return CONTEXT  # WSL and containers do not tell
 
 
+def is_capped(device: str) -> bool:
+    """May tensors take less than the card has? By our cap, or by whoever started this process."""
+    if not device.startswith("cuda"):
+        return False
+    return torch.cuda.get_per_process_memory_fraction(_index(device)) < 1.0
+
+
 def allocator_retries(device: str) -> int:
     """How often the allocator had to give everything back and start over: each time the card stands still."""
     if not device.startswith("cuda"):

@@ -17,9 +17,10 @@ from onecard.model.rounding import noise_key
 from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.rules import Rates, Rules, adamw_for_all
-from onecard.plan.bill import recording_bytes
+from onecard.plan.bill import micro_batch_bytes
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
+from onecard.train.memory import is_capped, measure_afresh, peak_memory_gib
 from onecard.train.replay import Compute, CudaRecording, Replay, host_share
 
 # Rounding of bf16 totals draws from a stream of its own, apart from the update's.
@@ -79,17 +80,39 @@ class Stepper:
         Also for another setting of the same storage: it runs other kernels, and those have to be compiled
         in plain passes before they can be recorded, though the shape of a micro-batch is the same.
         """
+        self._took_room = False
         measure = host_share if graphs is None else None
         wanted = graphs is not False and self._recordable
         self.replay = Replay(self._loss_of, self._recording, measure) if wanted else None
 
     def _recording(self, compute: Compute, inputs: Sequence[Tensor]) -> CudaRecording:
+        return CudaRecording(compute, inputs, self._bytes_of(len(inputs[0]), recorded=True))
+
+    def _bytes_of(self, sequences: int, *, recorded: bool) -> int:
         model, storage = self.model, self.optimizer.storage
         setting = Setting(
-            len(inputs[0]), model.loss_chunk, model.recompute, storage.offload, storage.master_weights,
+            sequences, model.loss_chunk, model.recompute, storage.offload, storage.master_weights,
             storage.optim_states, model.compiled,
         )  # fmt: skip
-        return CudaRecording(compute, inputs, recording_bytes(model.shape, setting, self.dtype, self.dropout))
+        return micro_batch_bytes(model.shape, setting, self.dtype, self.dropout, recorded=recorded)
+
+    def _take_room(self, sequences: int) -> None:
+        """Under a cap, what a micro-batch takes in one piece, free again at once: a segment as large as that.
+
+        The allocator then asks for room for the whole of a tensor, even where only its end would have to be
+        added to a segment, and where there is not as much it waits for the card and gives everything back
+        first: in every micro-batch, in a setting that just fits.
+        """
+        recorded = self.replay is not None and self.replay.held_bytes > 0  # it has its own
+        if self._took_room or recorded or not is_capped(self.device):
+            return
+        self._took_room, peak = True, peak_memory_gib(self.device)
+        try:
+            torch.empty(self._bytes_of(sequences, recorded=False), dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError:
+            return  # it may fit bit by bit all the same
+        if peak_memory_gib(self.device) != peak:
+            measure_afresh(self.device)  # nothing has used it: it is no peak
 
     def run(
         self,
@@ -100,6 +123,7 @@ class Stepper:
         on_micro: Callable[[int, int], None] = lambda done, total: None,
     ) -> StepResult | None:
         """One step, or None if `stop` said so between micro-batches; then nothing has changed."""
+        self._take_room(max(micros.sizes))
         step_tokens = sum(micros.sizes) * self.model.shape.block_size
         loss = torch.zeros((), device=self.device)
         try:
@@ -139,6 +163,7 @@ class Stepper:
 
     def release(self) -> None:
         """Make room for something else than training."""
+        self._took_room = False
         if self.replay is not None:
             self.replay.release()
 

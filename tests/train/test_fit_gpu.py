@@ -19,7 +19,7 @@ from onecard.plan.lines import GIB
 from onecard.run.checkpoint import list_checkpoints
 from onecard.train import refit as refit_module
 from onecard.train.loop import Training, train
-from onecard.train.memory import allocator_bytes, free_memory_gib
+from onecard.train.memory import allocator_bytes, allocator_retries, free_memory_gib
 from onecard.train.neighbours import look_at
 
 pytestmark = [
@@ -94,6 +94,18 @@ def test_a_tight_cap_starts_in_another_setting_and_holds(place: Path) -> None:
     assert torch.cuda.max_memory_reserved() <= 0.75 * need * GIB
     apart = [abs(a - b) for a, b in zip(losses("free"), losses("tight"), strict=True)]
     assert max(apart) < 0.05
+
+
+def test_under_a_cap_the_allocator_does_not_start_over_in_every_step(place: Path) -> None:
+    """Though a chunk of logits is a quarter of all that a step takes."""
+    words = ["--auto_fit=False", "--cuda_graphs=False"]
+    train(config("--out_dir=free", "--max_iters=2", *words))
+    need = json.loads((place / "free" / "plan.json").read_text())["memory"]["reserved_gib"] + 44 / 1024
+    torch.cuda.empty_cache()
+    cap(need)
+    before = allocator_retries("cuda")
+    train(config("--out_dir=capped", *words))
+    assert allocator_retries("cuda") - before <= 6, "in 48 steps of two micro-batches"
 
 
 def test_memory_that_is_taken_and_given_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

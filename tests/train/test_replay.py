@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -182,10 +183,51 @@ def test_a_recording_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.Mo
         for _ in range(4):
             stepper.run(batches.next_step().micros, Rates(1e-2))
     assert set(given) == {4, 3}
+    assert stepper.replay is not None and stepper.replay.held_bytes == 200
     for sequences_at_once, room in given.items():
         setting = Setting(sequences_at_once, 32, "mlp", compile=False, cuda_graphs=True)
         bill = training_bill(SHAPE, setting, "float32", dropout=0.1)
         assert room == bill.steady - total(bill.standing.card) - bill.workspace.bytes
+
+
+def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and again after something else has had the card; not where a graph has room of its own."""
+    asked: list[int] = []
+    capped = [False]
+    monkeypatch.setattr("onecard.train.step.is_capped", lambda device: capped[0])
+    monkeypatch.setattr(
+        "onecard.train.step.CudaRecording", lambda compute, inputs, room: Recorder(compute, inputs)
+    )
+    plain = torch.empty
+
+    def empty(*sizes: Any, **named: Any) -> Tensor:
+        if named.get("dtype") is torch.uint8:
+            asked.append(sizes[0])
+            if len(asked) == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(*sizes, **named)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0)
+    sequences = Sequences(MemoryTokens(6000), SHAPE.block_size, seed=7)
+    with Prefetcher(sequences, sequences.start(), step_sequences=11, micro_batch=4) as batches:
+
+        def steps(count: int) -> int:
+            for _ in range(count):
+                assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
+            return len(asked)
+
+        assert steps(2) == 0, "nobody has limited it"
+        capped[0] = True
+        assert steps(3) == 1
+        stepper.release()
+        assert steps(2) == 2, "it ran out, which does no harm and is not tried again and again"
+        stepper.record(True)
+        assert steps(1) == 3
+        assert steps(4) == 3 and stepper.replay is not None and stepper.replay.held_bytes
+    bill = training_bill(SHAPE, Setting(4, stepper.model.loss_chunk, compile=False), "float32")
+    slack = bill.reserved - bill.allocated
+    assert set(asked) == {bill.steady - total(bill.standing.card) - bill.workspace.bytes + slack}
 
 
 def test_a_stepper_tells_of_the_problem_once_and_goes_on() -> None:
