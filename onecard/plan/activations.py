@@ -105,7 +105,7 @@ def training_moments(
     if not setting.compile:
         return loss, backward
     tried = _compiled_temporaries(_TRIED_OUT, shape, setting, dtype, tokens)
-    cache = Line("a buffer to clear the cache with", l2_bytes, "the card's L2 cache")
+    cache = Line("a buffer to clear the cache with", l2_bytes, "the L2 cache of the largest such card")
     return loss, backward, Moment(TRYING_OUT, (*always, incoming, tried, *more, cache))
 
 

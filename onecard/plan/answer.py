@@ -20,7 +20,7 @@ from onecard.plan.machine import Target
 from onecard.plan.options import Options
 from onecard.plan.rates import rates_of
 from onecard.plan.scaling import LossRange, counted_parameters, predicted_loss
-from onecard.plan.search import Choice, Question, by_kind, chosen, low_bit_is_pinned, settings, stages
+from onecard.plan.search import Choice, Question, by_kind, chosen, kind, low_bit_is_pinned, settings, stages
 from onecard.plan.settings import setting_of
 from onecard.shapes import PRETRAINED, Nanochat2026Shape, Shape
 
@@ -91,8 +91,15 @@ class Answer:
         return predicted_loss(counted_parameters(shape), tokens, family=family)
 
     def alternatives(self) -> list[tuple[str, Choice]]:
-        """The Pareto table: nothing that another row beats in speed and, nearly, in memory."""
-        rows = by_kind(self.question)
+        """The Pareto table: nothing that another row beats in speed and, nearly, in memory.
+
+        What is chosen stands for its kind, though another micro-batch may be a little faster.
+        """
+        mine = kind(self.choice.setting) if self.choice is not None else None
+        rows = [
+            (name, self.choice if self.choice is not None and name == mine else choice)
+            for name, choice in by_kind(self.question)
+        ]
         fitting = [choice for _name, choice in rows if choice.fits]
         kept = []
         for name, choice in rows:
@@ -101,7 +108,7 @@ class Answer:
                 for other in fitting
                 if other is not choice and other.setting.exact >= choice.setting.exact
             )
-            if name in ("exact", "low-bit") or not choice.fits or not beaten:
+            if name in ("exact", "low-bit", mine) or not choice.fits or not beaten:
                 kept.append((name, choice))
         # Of what does not fit, the plain one and the one that needs least tell enough.
         misses = [row for row in kept if not row[1].fits]

@@ -73,7 +73,7 @@ class Refit:
         measure_afresh(run.device)  # what choosing kernels and building took is no setting's peak
         self._retries = allocator_retries(run.device)  # when last looked at
         self._tight = 0  # looks in a row that found too many
-        self._bearable: set[Setting] = set()  # tight ones that turned out to be faster than the next
+        self._bearable: set[Setting] = set()  # tight ones that nothing smaller is better than
         self._stage: Stage | None = None
         self._emptied_for: tuple[str, int] | None = None
         first = look_at(run.device)
@@ -229,11 +229,8 @@ class Refit:
         run, step = self.run, self.run.position.step
         self.fit.progressed()
         if self._thrashing() and (speed := self._speed()) is not None:
-            before = self.fit.choice
-            told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps, twice"
-            changed = self.after(torch.OutOfMemoryError(told), "training")
-            self._stage = Stage(before, speed, tight=True) if changed else None
-            return changed
+            # Was it right to come here? That this one is tight as well must not keep it from being judged.
+            return (self._stage is not None and self._judge(self._stage)) or self._leave_tight(speed)
         if self._slow and self._speed_changed():
             return True
         too_soon = self._on_card and time.monotonic() - self._looked < _CLIMB_SECONDS
@@ -272,6 +269,16 @@ class Refit:
             predicted_gain=_gain(before.tokens_per_s, after.tokens_per_s),
         )  # fmt: skip
         return True
+
+    def _leave_tight(self, speed: float) -> bool:
+        before = self.fit.choice
+        told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps, twice"
+        changed = self.after(torch.OutOfMemoryError(told), "training")
+        if self.fit.setting == before.setting:
+            self._bearable.add(before.setting)  # nothing is smaller: to try and tell it once is enough
+        else:
+            self._stage = Stage(before, speed, tight=True)
+        return changed
 
     def _there(self) -> float | None:
         """What tensors may take of the card now; None on a CPU."""

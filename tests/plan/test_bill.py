@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from measured_runs import D32, H200, Run, d32_row, d32_run, nanochat_runs, table_runs
 
 from onecard.config import RunConfig
+from onecard.hardware.cards import all_cards
 from onecard.knobs import load_config
 from onecard.plan import standing
 from onecard.plan.activations import TRYING_OUT
@@ -80,6 +81,19 @@ def test_where_it_differs_one_more_layer_is_on_the_card() -> None:
     a_layer = 4 * sum(p.place for p in parameters_of(run.shape) if p.name.startswith("transformer.h.0.") and
                       p.kind == "layers")  # fmt: skip
     assert bill_of_run(run).steady - a_layer == pytest.approx(run.allocated_gib * GIB, rel=0.001)
+
+
+def test_the_buffer_that_clears_the_cache_is_as_large_as_the_cards() -> None:
+    """Cards of one compute capability differ: charged is the largest."""
+    for card in all_cards():
+        if card.compute_capability is None or card.l2_mb is None:
+            continue
+        bill = training_bill(
+            GPT2Shape(2, 2, 64, 64, 64, False), Setting(1, 64), compute_capability=card.compute_capability
+        )
+        (tried,) = (moment for moment in bill.moments if moment.name == TRYING_OUT)
+        (buffer,) = (line.bytes for line in tried.lines if line.name.startswith("a buffer"))
+        assert buffer >= card.l2_mb * 2**20, card.name
 
 
 def test_what_d32_takes_of_the_card_and_the_host() -> None:

@@ -251,6 +251,30 @@ def test_a_tight_setting_that_is_the_faster_one_is_kept(
     assert summary.values["step"] == 96
 
 
+def test_a_tight_setting_after_a_tight_one_is_judged_before_it_is_left(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a run would go down from one tight setting to the next, each a little slower, and stay there."""
+    counted = iter(range(0, 2**62, 5))
+    monkeypatch.setattr(refit_module, "allocator_retries", lambda device: next(counted))
+    monkeypatch.setattr(Refit, "_speed", lambda refit: 100.0 if refit.fit.as_given else 80.0)
+    train(config("--max_iters=96"))
+    changes = [(e["where"], e["step"]) for e in events("out") if e["event"] == "refitted"]
+    assert changes == [("training", 16), ("back", 32)], "32: the second look at the smaller one"
+
+
+def test_where_nothing_is_smaller_tightness_is_told_once(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = iter(range(0, 2**62, 5))
+    monkeypatch.setattr(refit_module, "allocator_retries", lambda device: next(counted))
+    monkeypatch.setattr(Refit, "_speed", lambda refit: 100.0)
+    one = ("--batch_size=1", "--gradient_accumulation_steps=1", "--loss_chunk=16")
+    summary = train(config("--max_iters=96", *one, "--recompute=block", "--offload=gradients"))
+    changes = [e["step"] for e in events("out") if e["event"] == "refitted"]
+    assert changes == [16] and summary.values["step"] == 96
+
+
 def test_errors_that_were_dealt_with_are_no_thrashing(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
