@@ -7,7 +7,7 @@ CUDA's context lies outside it. `need` is what the card must have free for the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onecard.config import RunConfig
@@ -46,9 +46,17 @@ _GRAPH_MARGIN = 96 * MIB
 _HOST_PROCESS = int(1.0 * GIB)
 
 
-def graph_bytes(setting: Setting) -> int:
-    """Of a recorded micro-batch, beside what an unrecorded one takes."""
-    return _beside_micro_batch(setting) if setting.may_record else 0
+def graph_bytes(shape: Shape, setting: Setting, dtype: str, *, dropout: float = 0.0, last: int = 0) -> int:
+    """Of recorded micro-batches, beside what an unrecorded one takes.
+
+    `last` is how many sequences a smaller last micro-batch of a step has: it is recorded too, and all of that
+    is its own.
+    """
+    if not setting.may_record:
+        return 0
+    smaller = replace(setting, micro_batch=last)
+    another = micro_batch_bytes(shape, smaller, dtype, dropout, recorded=True) if last else 0
+    return _beside_micro_batch(setting) + another
 
 
 def micro_batch_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float, *, recorded: bool) -> int:
@@ -158,6 +166,7 @@ def training_bill(
     compute_capability: tuple[int, int] | None = None,
     evaluation_sequences: int | None = None,
     sample_tokens: int = 0,
+    last: int = 0,
 ) -> Bill:
     """Training with its evaluations, samples and checkpoints (which copy tensors one by one)."""
     held = standing(shape, setting, dtype, by_muon=by_muon, refined=refined)
@@ -168,7 +177,7 @@ def training_bill(
     )
     if sample_tokens:
         moments.append(sampling_moment(shape, 1, sample_tokens, dtype))
-    graph = graph_bytes(setting) if setting.cuda_graphs else 0
+    graph = graph_bytes(shape, setting, dtype, dropout=dropout, last=last) if setting.cuda_graphs else 0
     size = 2 if setting.master_weights == "bf16" else 4
     count = f"{shape.parameters:,} parameters"
     building = Line("the model while it is built", size * shape.parameters, f"{size} bytes × {count}")
@@ -205,6 +214,7 @@ def bill_of(
     return training_bill(
         shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config), dropout=config.dropout,
         compute_capability=compute_capability, sample_tokens=config.sample_tokens,
+        last=config.sequences_per_step % setting.micro_batch,
     )  # fmt: skip
 
 

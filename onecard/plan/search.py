@@ -55,10 +55,11 @@ class Choice:
         if q.rates is None:
             return None
         sequences, by_muon, setting = q.config.sequences_per_step, q.config.by_muon, self.setting
-        if setting.cuda_graphs is None and graph_bytes(setting) > -self.short:
-            setting = dataclasses.replace(
-                setting, cuda_graphs=False
-            )  # where there is no room, none is recorded
+        if setting.cuda_graphs is None:
+            last = sequences % setting.micro_batch
+            graphs = graph_bytes(q.shape, setting, q.dtype, dropout=q.config.dropout, last=last)
+            if graphs > -self.short:  # where there is no room, none is recorded
+                setting = dataclasses.replace(setting, cuda_graphs=False)
         return step_time(q.shape, setting, q.dtype, q.rates, sequences, by_muon=by_muon)
 
     @property

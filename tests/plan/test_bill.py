@@ -22,6 +22,7 @@ from onecard.plan.bill import (
     bill_of,
     checkpoint_bytes,
     host_lines,
+    micro_batch_bytes,
     sampling_bill,
     training_bill,
     workspace,
@@ -65,6 +66,20 @@ def test_it_says_what_was_measured(run: Run) -> None:
         assert abs((bill.reserved - first_step) / GIB - run.reserved_gib) < 64 / 1024
         # What is promised to suffice did suffice.
         assert bill.need / GIB > run.reserved_gib
+
+
+def test_a_smaller_last_micro_batch_is_recorded_too() -> None:
+    """32 sequences by 12: two of 12 and one of 8, each with memory of its own."""
+    words = ["--batch_size=16", "--gradient_accumulation_steps=2", "--cuda_graphs=True", "--sample_tokens=0"]
+    config = load_config(RunConfig, words).resolved()
+    shape = config.shape(50304)
+
+    def bill(micro_batch: int) -> Bill:
+        return bill_of(config, shape, Setting(micro_batch, 1024, cuda_graphs=True), "bfloat16", H200)
+
+    alone = micro_batch_bytes(shape, Setting(8, 1024, cuda_graphs=True), "bfloat16", 0.0, recorded=True)
+    assert bill(12).graph_bytes - bill(16).graph_bytes == alone
+    assert bill(12).allocated > bill(16).allocated, "less is computed at a time, and more is held"
 
 
 def test_all_kinds_of_runs_are_among_them() -> None:
