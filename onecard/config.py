@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from onecard import dial
-from onecard.config_file import shortened
+from onecard.config_file import COMMAND_LINE, shortened
 from onecard.errors import UserError
 from onecard.knobs import Config, knob, knobs
 from onecard.shapes import PRETRAINED, GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for
@@ -281,7 +281,25 @@ class RunConfig(Config):
         if config.total_batch_size is not None and not config.is_set("gradient_accumulation_steps"):
             micros = max(1, config.total_batch_size // (config.batch_size * config.block_size))
             config = dataclasses.replace(config, gradient_accumulation_steps=micros)
-        return config._with_horizon()
+        return config._one_horizon()._with_horizon()
+
+    def _one_horizon(self) -> RunConfig:
+        """What the command line says beats a file, also where it says it in the other way: tokens, or steps.
+
+        A file whose learning rate decays over just its max_iters means that it decays over the run.
+        """
+        given = [name for name in ("tokens", "max_iters") if self.origins.get(name) == COMMAND_LINE]
+        if len(given) != 1 or not (self.is_set("tokens") and self.is_set("max_iters")):
+            return self
+        (other,) = {"tokens", "max_iters"} - set(given)
+        left = {other}
+        if other == "max_iters" and self.lr_decay_iters == self.max_iters:
+            left |= {"lr_decay_iters"} - {n for n in self.origins if self.origins[n] == COMMAND_LINE}
+        usual: dict[str, Any] = {f.name: f.default for f in knobs(type(self)) if f.name in left}
+        origins = {name: origin for name, origin in self.origins.items() if name not in left}
+        where = self.origins[other].rpartition(":")[0] or self.origins[other]
+        note = f"{given[0]} of the command line counts: {' and '.join(sorted(left))} of {where} not used"
+        return dataclasses.replace(self, **usual, origins=origins, notes=(*self.notes, note))
 
     def _with_defaults(self, **values: Any) -> RunConfig:
         """These values where the user has set none (or `auto`)."""

@@ -528,11 +528,11 @@ def test_the_steps_are_the_fewest_that_reach_the_horizon(
 
 
 def test_tokens_and_max_iters_together_are_an_error_that_names_both_places(tmp_path: Path) -> None:
-    path = config_file(tmp_path, "max_iters = 100\n")
-    error = refusal(path, "--tokens=1M")
+    path = config_file(tmp_path, "max_iters = 100\ntokens = 1_000_000\n")
+    error = refusal(path)
     assert error.what == "tokens and max_iters are both set"
-    assert "command line" in error.why
-    assert f"{path}:1" in error.why
+    assert f"{path}:1" in error.why and f"{path}:2" in error.why
+    assert "command line" in refusal("--tokens=1M", "--max_iters=100").why
 
 
 def test_max_iters_may_stand_beside_tokens_left_at_auto() -> None:
@@ -787,3 +787,22 @@ def test_numbers_too_large_and_switches_for_choices_say_so(tmp_path: Path) -> No
     assert "too large" in str(refused.value)
     with pytest.raises(UserError, match="it is one of: none, mlp, block"):
         load_config(RunConfig, [config_file(tmp_path, "recompute = True\n")])
+
+
+@pytest.mark.parametrize(
+    ("written", "said", "decay", "left"),
+    [
+        ("max_iters = 600\nlr_decay_iters = 600\n", "--tokens=983040", 80, "lr_decay_iters and max_iters of"),
+        ("max_iters = 600\nlr_decay_iters = 500\n", "--tokens=983040", 500, "max_iters of"),
+        ("tokens = 12288000\n", "--max_iters=80", RunConfig.lr_decay_iters, "tokens of"),
+    ],
+)
+def test_the_command_line_beats_a_file_also_in_another_unit(
+    tmp_path: Path, written: str, said: str, decay: int, left: str
+) -> None:
+    """`--tokens=3B` to a config of nanoGPT's, which says how many iterations."""
+    path = config_file(tmp_path, "gradient_accumulation_steps = 1\n" + written)
+    config = train(path, said)
+    assert (config.max_iters, config.lr_decay_iters) == (80, decay)
+    (note,) = (n for n in config.notes if "of the command line counts" in n)
+    assert f": {left} {path} not used" in note

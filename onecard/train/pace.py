@@ -7,8 +7,10 @@ from collections import deque
 
 # The first steps of a process compile kernels, tune matmuls and fault memory in.
 SETTLING_STEPS = 3
-# Log lines the estimate looks back on: few enough to follow a machine that slows down.
+# Log lines the estimate looks back on.
 RECENT = 9
+# Two in a row that differ from those before by so much are another pace: a machine that has more to do now.
+_ANOTHER_PACE = 1.5
 
 
 class Pace:
@@ -32,6 +34,15 @@ class Pace:
             self._settling.append(seconds / steps)
         else:
             self._recent.append(seconds / steps)
+            self._notice_another_pace()
+
+    def _notice_another_pace(self) -> None:
+        if len(self._recent) < 4:
+            return
+        *earlier, last, now = self._recent
+        usual = statistics.median(earlier)
+        if min(last, now) > _ANOTHER_PACE * usual or max(last, now) < usual / _ANOTHER_PACE:
+            self._recent = deque((last, now), maxlen=RECENT)
 
     def changed(self) -> None:
         """Steps are carried out in another way from now on: what was measured before is not its speed."""

@@ -64,3 +64,22 @@ def test_several_steps_between_log_lines_are_averaged() -> None:
 )
 def test_durations_read_naturally(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_machine_that_has_more_to_do_now_is_noticed_after_two_lines() -> None:
+    pace = Pace(tokens_per_step=1000, eval_interval=10**6, last_step=10**6)
+    for _ in range(20):
+        pace.steps_took(1.0)
+    pace.steps_took(9.0)
+    assert pace.tokens_per_second == 1000.0, "once is an outlier"
+    pace.steps_took(10.0)
+    assert pace.tokens_per_second == pytest.approx(1000 / 9.5)
+    for seconds in (9.8, 9.6, 9.7):
+        pace.steps_took(seconds)
+    assert pace.tokens_per_second == pytest.approx(1000 / 9.7)
+    pace.steps_took(1.0)
+    pace.steps_took(1.1)
+    assert pace.tokens_per_second == pytest.approx(1000 / 1.05), "and back again"
+    for seconds in (1.2, 1.3, 1.0, 1.4):
+        pace.steps_took(seconds)
+    assert 1000 / 1.4 < pace.tokens_per_second < 1000, "small changes are averaged"
