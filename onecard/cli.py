@@ -80,7 +80,7 @@ def plan(arguments: Sequence[str]) -> int:
       --tflops T                     its rate, where it is not in `onecard gpus`: bf16 with fp32 sums, dense
       --bandwidth GB/S               and of its memory; how much that is: --vram_limit, or a name with "12GB"
       --watts W                      its power limit, for energy and money
-      --host-ram GIB                 memory of its PC, for what is offloaded [this machine's]
+      --host-ram GIB                 memory of its PC [this machine's; no limit with --gpu]
 
     what to answer:
       --compare                      every way to run it: exact, low-bit, recompute, offload
@@ -108,10 +108,22 @@ CONFIG_VERBS: dict[str, tuple[Callable[[Sequence[str]], int], type[Config]]] = {
 }
 
 
+def _wait_patiently() -> None:
+    """Threads that compute on processors wait for each other by asking again and again, for milliseconds.
+
+    Beside another program on the same processors that is a hundred times slower than waiting (measured:
+    docs/logbook.md); asked a thousand times and no more, it costs 3% where nobody else is. Of GNU's OpenMP,
+    which torch has on Linux, and before torch is imported.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"
+
+
 def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
     """The command line; with `verb`, one of nanoGPT's doors (train.py, sample.py)."""
     arguments = [*([verb] if verb else []), *(sys.argv[1:] if argv is None else argv)]
     _tolerant_streams()
+    _wait_patiently()
     try:
         if not arguments or arguments[0] in ("--help", "-h", "help"):
             print(HELP)

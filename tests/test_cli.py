@@ -71,6 +71,18 @@ def processor_seconds_of_children() -> float:
     return times.children_user + times.children_system
 
 
+def test_threads_do_not_wait_by_spinning_unless_the_user_says_so() -> None:
+    """Before torch is imported, which is when its OpenMP looks."""
+    program = (
+        "import os, sys; from onecard import cli; cli.main(['gpus', 'H200']); "
+        "assert 'torch' not in sys.modules; print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    assert in_a_process("-c", program).out.splitlines()[-1] == "1000"
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        said = f"import os; os.environ['{name}'] = 'active'; " + program
+        assert in_a_process("-c", said).out.splitlines()[-1] == ("active" if "SPIN" in name else "None")
+
+
 # --- help ---------------------------------------------------------------------------------------
 
 

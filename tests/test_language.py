@@ -279,7 +279,7 @@ def test_every_way_and_stage_is_named_in_the_readers_language(monkeypatch: pytes
     config = RunConfig()
     question = Question(
         config, config.shape(50304), "bfloat16", rates_of(find_card("RTX 4070"), "bfloat16"), 2**40, None,
-        (8, 9),
+        (8, 6),
     )  # fmt: skip
     names = {name for name, _choice in by_kind(question)}
     assert len(names) == 18

@@ -33,6 +33,8 @@ _GROUPS = (
     ("libraries", ("matmul", "a buffer", "allocator", "CUDA", "the recorded")),
 )
 
+_TELLING = 0.03  # of the time: what is less is not worth a line
+
 
 def names_to_translate() -> list[str]:
     """Names that come from other modules, where they are keys for programs."""
@@ -236,9 +238,13 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
             tokens=count(answer.config.max_iters * answer.config.tokens_per_step),
         ) + (", " + _("done {when} if begun now").format(when=_when(finish)) if finish else ""),
     )  # fmt: skip
+    beside = []
     if choice.setting.compile:
-        first = _("the first step compiles: about {time}").format(time=duration(cost.first_step_s))
-        table.add_row("", f"[dim]{first}[/dim]")
+        beside.append(_("the first step compiles: about {time}").format(time=duration(cost.first_step_s)))
+    if cost.evaluation_s > _TELLING * cost.seconds:
+        beside.append(_("evaluations take {time} of it").format(time=duration(cost.evaluation_s)))
+    if beside:
+        table.add_row("", f"[dim]{'; '.join(beside)}[/dim]")
     loss = answer.loss
     if loss is not None:
         told = _("{low:.2f} to {high:.2f} nats a token expected on web text, at the end of the run")
