@@ -45,6 +45,10 @@ class Card:
     note: str = ""
     aliases: tuple[str, ...] = ()
 
+    @property
+    def l2_bytes(self) -> int | None:
+        return int(self.l2_mb * 2**20) if self.l2_mb is not None else None
+
     def peak_tflops(self, dtype: str) -> float | None:
         """The rate that training in `dtype` can reach at best, or None where the card cannot do it.
 

@@ -215,8 +215,9 @@ def question_of(config: RunConfig, target: Target) -> Question:
     dtype = config.dtype or ("bfloat16" if card.bf16 is not None or card.fp16acc is None else "float16")
     rates = rates_of(card, dtype, target.measured)
     return Question(
-        config, config.shape(vocabulary), dtype, rates, target.allowed, target.host, card.compute_capability
-    )
+        config, config.shape(vocabulary), dtype, rates, target.allowed, target.host, card.compute_capability,
+        card.l2_bytes,
+    )  # fmt: skip
 
 
 def answer(config: RunConfig, target: Target, options: Options, now: datetime) -> Answer:

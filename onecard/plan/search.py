@@ -32,6 +32,7 @@ class Question:
     allowed: int  # bytes the process may take of the card
     host_allowed: int | None  # bytes of host memory there are; None: not known
     compute_capability: tuple[int, int] | None
+    l2_bytes: int | None = None  # of this very card, where it is known
 
     def answer(self, setting: Setting) -> Choice:
         return Choice(self, setting)
@@ -47,7 +48,7 @@ class Choice:
     @cached_property
     def bill(self) -> Bill:
         q = self.question
-        return bill_of(q.config, q.shape, self.setting, q.dtype, q.compute_capability)
+        return bill_of(q.config, q.shape, self.setting, q.dtype, q.compute_capability, q.l2_bytes)
 
     @cached_property
     def step(self) -> StepTime | None:

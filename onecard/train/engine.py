@@ -61,9 +61,10 @@ def make_room(shape: Shape, config: RunConfig, device: str, dtype: str, notes: l
         total = torch.cuda.get_device_properties(device).total_memory
         rates = rates_of(card, dtype, load_measured(card.name, total / 2**30))
     capability = torch.cuda.get_device_capability(device) if on_card else None
+    l2_bytes = card.l2_bytes if card is not None else None
     allowed = process_bytes(allocator) if allocator is not None else _FAR
     host = available_memory() if on_card else None
-    question = Question(config, shape, dtype, rates or ANY_CARD, allowed, host, capability)
+    question = Question(config, shape, dtype, rates or ANY_CARD, allowed, host, capability, l2_bytes)
     fit = open_fit(question, on_card=on_card and not config.eval_only)
     _check_memory(shape, config, fit.setting, device, dtype, allocator if on_card else None)
     notes += told_at_start(fit)
