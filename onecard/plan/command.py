@@ -32,6 +32,9 @@ def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
     config = load_config(RunConfig, rest, also_known)
     for note in config.notes:
         print(_("note: {text}").format(text=note), file=sys.stderr)
+    if options.watts is not None:
+        text = _("--watts counts for energy and money alone: a card held to less power is slower than this")
+        print(_("note: {text}").format(text=text), file=sys.stderr)
     figures = Figures(options.tflops, options.bandwidth, options.watts)
     target = find_target(config, options.gpu, options.host_ram, figures)
     now = datetime.now()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -105,7 +106,10 @@ def _number(name: str, text: str, most: float) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number <= most:
-        raise UserError(_("--{name} is '{text}'").format(name=name, text=text), _("it is a number from 0 on"))
+        point = text.replace(",", ".", 1)
+        hint = f"--{name.replace('_', '-')}={point}" if re.fullmatch(r"\d+,\d+", text) else ""
+        what = _("--{name} is '{text}'").format(name=name, text=text)
+        raise UserError(what, _("it is a number from 0 on"), hint)
     return number
 
 

@@ -173,3 +173,13 @@ def test_a_weekday_is_the_next_one(day: str, hour: int, minute: int, now: dateti
     assert 0 < seconds <= 7 * DAY
     assert (moment.hour, moment.minute) == (hour, minute)
     assert moment.strftime("%A").lower().startswith(day)
+
+
+def test_a_decimal_comma_is_answered_with_a_point() -> None:
+    """German and Spanish output has commas, so people type them."""
+    with pytest.raises(UserError) as refused:
+        split_words(["--price=0,35"])
+    assert refused.value.hint == "--price=0.35"
+    with pytest.raises(UserError) as refused:
+        split_words(["--price=a lot"])
+    assert refused.value.hint == ""

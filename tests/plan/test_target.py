@@ -109,7 +109,8 @@ def test_power_is_asked_for_where_it_is_not_known(capsys: pytest.CaptureFixture[
     assert found["energy"]["card_kwh"] == pytest.approx(0.93 * 0.150 * hours, rel=1e-3)
     assert found["cost"]["amount"] > 0
     assert main(["plan", *OWN, "--watts=150"]) == 0
-    assert "--watts" not in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "--watts" not in said.out and "energy and money alone" in said.err
 
 
 def test_the_name_may_say_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
