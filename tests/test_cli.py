@@ -71,8 +71,10 @@ def processor_seconds_of_children() -> float:
     return times.children_user + times.children_system
 
 
-def test_threads_do_not_wait_by_spinning_unless_the_user_says_so() -> None:
+def test_threads_do_not_wait_by_spinning_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before torch is imported, which is when its OpenMP looks."""
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)  # commands that ran in this process have set one
     program = (
         "import os, sys; from onecard import cli; cli.main(['gpus', 'H200']); "
         "assert 'torch' not in sys.modules; print(os.environ.get('GOMP_SPINCOUNT'))"
