@@ -37,7 +37,6 @@ from processes import Turns
 import onecard.hardware.bench
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
-from onecard.hardware.bench_sizes import CARD_SIZES
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
 from onecard.model.family import model_class
@@ -51,7 +50,6 @@ from onecard.train.step import Stepper
 _TOKENS = 2**21
 _HARDLY_MORE = 24 * 2**20  # than is allocated: the allocator's grain
 _PATIENCE = 12  # steps in which fp16's loss scale is found
-_LAUNCHING = 0.01  # seconds: a thousand launches
 
 
 def import_compiler() -> None:
@@ -248,7 +246,6 @@ def measure(
         turns.alone()
         began = time.monotonic()
         warm += steps.warm_up(AFTER_WAITING)
-        launch_us = launch_cost(device)
         both = [steps.step() for _ in range(timed_steps(case, expected))]
         assert (problem := steps.graph_problem()) is None, problem
         row: Row = {
@@ -261,7 +258,7 @@ def measure(
                 "update": round(steps.update_alone(), 6),
                 "kernels": steps.census(),
             },
-            "launch_us": launch_us, "pinned_bytes": steps.stepper.optimizer.host_bytes,
+            "pinned_bytes": steps.stepper.optimizer.host_bytes,
             **steps.facts, **host_memory(steps.stepper.optimizer.host_bytes),
         }  # fmt: skip
         row |= (
@@ -274,13 +271,6 @@ def measure(
         return row | {"waited": round(turns.waited, 2), "alone": alone}
 
     return _told(work)
-
-
-def launch_cost(device: str) -> float | None:
-    """Microseconds that the host needs to hand out a small kernel, right now."""
-    if not device.startswith("cuda"):
-        return None
-    return round(onecard.hardware.bench.Bench(device, CARD_SIZES).launch(_LAUNCHING), 3)
 
 
 def kernels(cases: Sequence[Case], device: str) -> Row:
