@@ -36,13 +36,18 @@ _USUAL_L2 = 96 * MIB
 # enough for all of the grid that was tried without graphs, though eight take 9 to 77 MiB more when they may.
 _SLACK = 52 * MIB
 _MARGIN = 44 * MIB
+# In the first step alone, while kernels are tried out: all that is on top then is one buffer. What was given
+# 84 MiB more than that ran.
+_TRIAL_MARGIN = 32 * MIB
 # Driver, kernels, libraries: 0.67 to 0.75 GiB on an H200 with torch 2.11, with nanochat's d32 0.84. Smaller
 # cards take less, not more.
 CONTEXT = int(0.75 * GIB)
 # A graph's memory is its own: what the micro-batch takes, matmul workspaces, and what does not pack without
 # gaps. Measured: 98 to 118 MiB more than the micro-batch, uncompiled or with block 148 to 160. A recording
-# takes it in one piece (train/replay.py).
+# takes it in one piece (train/replay.py), but for what comes to lie beside that: with all of it in the piece
+# it held 70 to 94 MiB more.
 _GRAPH, _LOOSE_GRAPH = 128 * MIB, 160 * MIB
+_BESIDE_THE_PIECE = 96 * MIB
 _GRAPH_MARGIN = 96 * MIB
 # torch, its libraries and the data on their way: resident on the host (0.7 to 1.1 GiB on an H200's machine).
 _HOST_PROCESS = int(1.0 * GIB)
@@ -57,15 +62,24 @@ def graph_bytes(shape: Shape, setting: Setting, dtype: str, *, dropout: float = 
     if not setting.may_record:
         return 0
     smaller = replace(setting, micro_batch=last)
-    another = micro_batch_bytes(shape, smaller, dtype, dropout, recorded=True) if last else 0
+    another = _worst_of(shape, smaller, dtype, dropout) + _beside_micro_batch(smaller) if last else 0
     return _beside_micro_batch(setting) + another
 
 
-def micro_batch_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float, *, recorded: bool) -> int:
-    """What a micro-batch of this size takes and gives back; what it keeps for itself if it is `recorded`."""
+def micro_batch_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float) -> int:
+    """What a micro-batch of this size takes and gives back."""
+    return _worst_of(shape, setting, dtype, dropout) + _SLACK
+
+
+def piece_of_recording(shape: Shape, setting: Setting, dtype: str, dropout: float) -> int:
+    """Of what a recorded micro-batch keeps for itself, that which it takes in one piece."""
+    kept = _worst_of(shape, setting, dtype, dropout) + _beside_micro_batch(setting)
+    return kept - _BESIDE_THE_PIECE
+
+
+def _worst_of(shape: Shape, setting: Setting, dtype: str, dropout: float) -> int:
     moments = training_moments(shape, setting, dtype, dropout=dropout)
-    worst = max(moment.bytes for moment in moments if moment.name != TRYING_OUT)
-    return worst + (_beside_micro_batch(setting) if recorded else _SLACK)
+    return max(moment.bytes for moment in moments if moment.name != TRYING_OUT)
 
 
 def _beside_micro_batch(setting: Setting) -> int:
@@ -114,7 +128,13 @@ class Bill:
     @property
     def need(self) -> int:
         """What the allocator must be allowed to take."""
-        return self.reserved + (_GRAPH_MARGIN if self._graph_at(self.worst) else _MARGIN)
+        standing = total(self.standing.card) + self.workspace.bytes
+        return standing + max(moment.bytes + self._room_beside(moment) for moment in self.moments)
+
+    def _room_beside(self, moment: Moment) -> int:
+        if moment.name == TRYING_OUT:
+            return _SLACK + _TRIAL_MARGIN
+        return self.graph_bytes + _GRAPH_MARGIN if self.graph_bytes else _SLACK + _MARGIN
 
     @property
     def process(self) -> int:

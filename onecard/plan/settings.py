@@ -35,8 +35,8 @@ class Setting:
 
     @property
     def may_record(self) -> bool:
-        """By itself not where memory is so dear that whole layers are computed twice: a graph takes some."""
-        wanted = self.compile and self.recompute != "block" if self.cuda_graphs is None else self.cuda_graphs
+        """By itself only what is compiled: what is not has been asked for to look into."""
+        wanted = self.compile if self.cuda_graphs is None else self.cuda_graphs
         return wanted and self.offload != "gradients"  # whose totals come and go
 
     @property

@@ -104,7 +104,8 @@ def _first_stepper(
     chosen = fit.setting
     while True:
         try:
-            stepper = new_stepper(model, config, fit.setting, device, dtype, compiled=compiled)
+            room = fit.choice.has_room_to_record
+            stepper = new_stepper(model, config, fit.setting, device, dtype, compiled=compiled, room=room)
             break
         except Exception as error:
             if not is_out_of_memory(error) or fit.down(0) is None:
@@ -116,9 +117,16 @@ def _first_stepper(
 
 
 def new_stepper(
-    model: Decoder, config: RunConfig, setting: Setting, device: str, dtype: str, *, compiled: bool
+    model: Decoder,
+    config: RunConfig,
+    setting: Setting,
+    device: str,
+    dtype: str,
+    *,
+    compiled: bool,
+    room: bool = True,
 ) -> Stepper:
-    """With the model's present weights as masters."""
+    """With the model's present weights as masters. `room`: see graphs_of."""
     return Stepper(
         model,
         device=device,
@@ -129,12 +137,19 @@ def new_stepper(
         storage=storage_of(setting),
         seed=config.seed,
         compiled=compiled,
-        graphs=graphs_of(config, setting, device, compiled=compiled),
+        graphs=graphs_of(config, setting, device, compiled=compiled, room=room),
     )
 
 
-def graphs_of(config: RunConfig, setting: Setting, device: str, *, compiled: bool) -> bool | None:
-    """Are micro-batches recorded as CUDA graphs? None: where that turns out to be faster."""
+def graphs_of(
+    config: RunConfig, setting: Setting, device: str, *, compiled: bool, room: bool = True
+) -> bool | None:
+    """Are micro-batches recorded as CUDA graphs? None: where that turns out to be faster.
+
+    By itself only where there is predicted to be `room`: a recording that runs out takes time and gains none.
+    """
+    if config.cuda_graphs is None and not room:
+        return False
     setting = replace(setting, cuda_graphs=config.cuda_graphs, compile=compiled)
     return config.cuda_graphs if setting.may_record and _can_record(device, storage_of(setting)) else False
 

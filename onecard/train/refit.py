@@ -340,7 +340,9 @@ def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
         run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
         if run.parked is None and storage_of(setting) == storage:
             assert run.stepper is not None
-            run.stepper.record(graphs_of(run.config, setting, run.device, compiled=run.model.compiled))
+            room = run.fit.choice.has_room_to_record
+            compiled = run.model.compiled
+            run.stepper.record(graphs_of(run.config, setting, run.device, compiled=compiled, room=room))
             return
         try:
             unpark(run, run.parked or park(run), setting)
@@ -387,6 +389,9 @@ def _let_go(run: Run, state: TrainingState) -> None:
 
 def unpark(run: Run, state: TrainingState, setting: Setting) -> None:
     """Go on where `park` left off, in this setting. The model's weights are the parked ones."""
-    stepper = new_stepper(run.model, run.config, setting, run.device, run.dtype, compiled=run.model.compiled)
+    stepper = new_stepper(
+        run.model, run.config, setting, run.device, run.dtype, compiled=run.model.compiled,
+        room=run.fit.question.answer(setting).has_room_to_record,
+    )  # fmt: skip
     stepper.restore(state.optimizer, state.scaler)
     run.parked, run.stepper = None, stepper

@@ -17,7 +17,7 @@ from onecard.model.rounding import noise_key
 from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.rules import Rates, Rules, adamw_for_all
-from onecard.plan.bill import micro_batch_bytes
+from onecard.plan.bill import micro_batch_bytes, piece_of_recording
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
 from onecard.train.memory import is_capped, measure_afresh, peak_memory_gib
@@ -86,15 +86,16 @@ class Stepper:
         self.replay = Replay(self._loss_of, self._recording, measure) if wanted else None
 
     def _recording(self, compute: Compute, inputs: Sequence[Tensor]) -> CudaRecording:
-        return CudaRecording(compute, inputs, self._bytes_of(len(inputs[0]), recorded=True))
+        setting = self._setting_of(len(inputs[0]))
+        piece = piece_of_recording(self.model.shape, setting, self.dtype, self.dropout)
+        return CudaRecording(compute, inputs, piece)
 
-    def _bytes_of(self, sequences: int, *, recorded: bool) -> int:
+    def _setting_of(self, sequences: int) -> Setting:
         model, storage = self.model, self.optimizer.storage
-        setting = Setting(
+        return Setting(
             sequences, model.loss_chunk, model.recompute, storage.offload, storage.master_weights,
             storage.optim_states, model.compiled,
         )  # fmt: skip
-        return micro_batch_bytes(model.shape, setting, self.dtype, self.dropout, recorded=recorded)
 
     def _take_room(self, sequences: int) -> None:
         """Under a cap, what a micro-batch takes in one piece, free again at once: a segment as large as that.
@@ -107,8 +108,10 @@ class Stepper:
         if self._took_room or recorded or not is_capped(self.device):
             return
         self._took_room, peak = True, peak_memory_gib(self.device)
+        setting = self._setting_of(sequences)
+        room = micro_batch_bytes(self.model.shape, setting, self.dtype, self.dropout)
         try:
-            torch.empty(self._bytes_of(sequences, recorded=False), dtype=torch.uint8, device=self.device)
+            torch.empty(room, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError:
             return  # it may fit bit by bit all the same
         if peak_memory_gib(self.device) != peak:

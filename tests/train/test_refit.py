@@ -248,7 +248,7 @@ def test_another_setting_decides_anew_what_is_recorded(
         Stepper, "record", lambda stepper, graphs: (recorded.append(graphs), plain(stepper, False))[1]
     )
 
-    def chosen(asked: RunConfig, setting: Setting, device: str, *, compiled: bool) -> bool:
+    def chosen(asked: RunConfig, setting: Setting, device: str, **known: bool) -> bool:
         settings.append(setting)
         return True
 
