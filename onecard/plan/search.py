@@ -64,10 +64,13 @@ class Choice:
     @property
     def has_room_to_record(self) -> bool:
         """Beside the bill, which has no graph where it is left to the trainer whether one is recorded."""
+        return self.recording_bytes <= -self.short
+
+    @cached_property
+    def recording_bytes(self) -> int:
         q = self.question
         last = q.config.sequences_per_step % self.setting.micro_batch
-        graphs = graph_bytes(q.shape, self.setting, q.dtype, dropout=q.config.dropout, last=last)
-        return graphs <= -self.short
+        return graph_bytes(q.shape, self.setting, q.dtype, dropout=q.config.dropout, last=last)
 
     @property
     def fits(self) -> bool:

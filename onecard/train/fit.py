@@ -8,7 +8,8 @@ rates do not notice. This module decides; engine.py applies; the loop tries agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,8 +36,11 @@ from onecard.plan.settings import Setting, setting_of
 MOST_MICRO_BATCHES = 5
 # The next setting after a failure has to need this much less, or the failure comes again.
 _LOWER = 0.97
-# One that failed is tried again after so many steps, twice as many after each further failure.
-_PATIENCE = 64
+# One that failed is tried again after so many steps, twice as many after each further failure; after one that
+# held so many times longer, as after the first.
+_PATIENCE, _FORGIVEN = 64, 8
+# Back to what the run began with for any gain: it has been chosen for its speed already.
+_WORTH_RETURNING = 1.002
 # At the bottom there is nothing smaller, but whoever took the memory may give it back: so often is it tried
 # again, without a step getting through in between.
 _MOST_IN_VAIN = 8
@@ -44,10 +48,11 @@ _MOST_IN_VAIN = 8
 
 @dataclass
 class Failure:
-    """A setting that ran out, and when it may be tried again."""
+    """A setting that ran out or was slower than expected, and when it may be tried again."""
 
     again_at: int
     patience: int = _PATIENCE
+    ran_out: bool = False  # since it was last in use
 
 
 class Fit:
@@ -55,10 +60,12 @@ class Fit:
 
     def __init__(self, question: Question, setting: Setting, *, enabled: bool) -> None:
         self.question, self.setting, self.enabled = question, setting, enabled
+        self._first, self._since = setting, 0  # the one the run began with; the step that brought the present
         self.evaluation_batch = setting.micro_batch
         self._evaluation = Failure(0, _PATIENCE // 2)
         self._sizes = {setting.micro_batch}
         self._failed: dict[Setting, Failure] = {}
+        self._known: dict[Setting, tuple[Choice, Choice]] = {}
         self._in_vain = 0
         self._no_sample = False
 
@@ -76,13 +83,21 @@ class Fit:
         return self.question.answer(self.setting)
 
     @cached_property
-    def _choices(self) -> list[Choice]:
-        """Every way there is, billed and timed once. Masters and states in the bits they have: changing those
-        would be another training. How much memory there is, is judged when one is taken."""
-        now, boundless = self.setting, replace(self.question, allowed=2**62)
+    def _settings(self) -> list[Setting]:
+        """Every way there is. Masters and states in the bits they have: others would be another training."""
+        now = self.setting
         kept: dict[str, Any] = {n: getattr(now, n) for n in ("master_weights", "optim_states", "compile")}
-        every = settings(self.question.config, self.question.shape)
-        return [boundless.answer(replace(setting, **kept)) for setting in every]
+        return [replace(s, **kept) for s in settings(self.question.config, self.question.shape)]
+
+    def _with(self, setting: Setting, allocator: float) -> Choice:
+        """As fast as it is with so much memory for tensors: a recorded graph takes some of it. Whether the
+        setting itself fits is judged when it is taken."""
+        roomy, bare = self._known.get(setting, (None, None))
+        if roomy is None or bare is None:
+            roomy = replace(self.question, allowed=2**62).answer(setting)
+            bare = replace(self.question, allowed=roomy.bill.process).answer(setting)
+            self._known[setting] = roomy, bare  # billed and timed once
+        return roomy if roomy.bill.need + roomy.recording_bytes <= allocator else bare
 
     def down(self, step: int, allocator: float | None = None) -> Setting | None:
         """After running out: the next-fastest setting with a lower peak. None: there is none.
@@ -93,13 +108,16 @@ class Fit:
         """
         if not self.enabled:
             return None
-        self._not_again_soon(step, expected=allocator is not None and self.choice.bill.need > allocator)
+        there = math.inf if allocator is None else allocator
+        self._not_again_soon(step, ran_out=True, expected=self.choice.bill.need > there)
         smallest_failed = min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
         # Where all that is smaller has failed lately, it is still more likely to fit than what failed now.
+        # What is too large for what was there, by its bill, comes last.
         for failed in (smallest_failed, _of_the_setting(self.choice)):
-            found = self._take(c for c in self._candidates() if _of_the_setting(c) < _LOWER * failed)
-            if found is not None:
-                return found
+            lower = [c for c in self._candidates(there) if _of_the_setting(c) < _LOWER * failed]
+            for some in ([c for c in lower if c.bill.need <= there], lower):
+                if (found := self._take(some, step)) is not None:
+                    return found
         self._in_vain += 1
         return self.setting if self._in_vain <= _MOST_IN_VAIN else None
 
@@ -144,46 +162,59 @@ class Fit:
         """
         if not self.enabled:
             return None
-        now = self.choice
         if self.question.rates is ANY_CARD:
             # What is faster is not known: back to what was asked for, and no further.
             if self.as_given:
                 return None
             allocator = min(allocator, self._given.bill.need * measured_share)
-        found = self._take(
-            c for c in self._candidates()
-            if c.bill.need * measured_share <= allocator
-            and c.tokens_per_s > WORTH_CHANGING * now.tokens_per_s
+        now = self._with(self.setting, allocator)
+
+        def is_faster(choice: Choice) -> bool:
+            worth = _WORTH_RETURNING if choice.setting == self._first else WORTH_CHANGING
+            return choice.setting != self.setting and choice.tokens_per_s > worth * now.tokens_per_s
+
+        possible = (
+            c for c in self._candidates(allocator)
+            if c.bill.need * measured_share <= allocator and is_faster(c)
             and not (c.setting in self._failed and self._failed[c.setting].again_at > step)
         )  # fmt: skip
+        found = self._take(possible, step)
         if found is not None:
             self.evaluation_batch = found.micro_batch
         return found
 
     def back(self, to: Setting, step: int) -> None:
         """The present setting turned out slower than the one before it."""
-        self._not_again_soon(step)
-        self.setting = to
+        self._not_again_soon(step, ran_out=False)
+        self.setting, self._since = to, step
         self.evaluation_batch = min(self.evaluation_batch, to.micro_batch)
 
-    def _not_again_soon(self, step: int, *, expected: bool = False) -> None:
+    def _not_again_soon(self, step: int, *, ran_out: bool, expected: bool = False) -> None:
         failure = self._failed.setdefault(self.setting, Failure(0, _PATIENCE // 2))
+        if step - self._since > _FORGIVEN * failure.patience:
+            failure.patience = _PATIENCE // 2
+        failure.ran_out = ran_out
         failure.patience = max(failure.patience, _PATIENCE) if expected else 2 * failure.patience
         failure.again_at = step + (_PATIENCE if expected else failure.patience)
 
     def _recent(self, step: int) -> list[Setting]:
         """What ran out and is not to be tried yet; the present one among them."""
-        return [setting for setting, failure in self._failed.items() if failure.again_at > step]
+        return [setting for setting, f in self._failed.items() if f.ran_out and f.again_at > step]
 
-    def _candidates(self) -> Iterable[Choice]:
-        full = len(self._sizes) >= MOST_MICRO_BATCHES
-        return (c for c in self._choices if not full or c.setting.micro_batch in self._sizes)
+    def _candidates(self, allocator: float) -> Iterator[Choice]:
+        """Of few sizes of micro-batches. The smallest is always one of them: it may be all that fits."""
+        smallest_size = min(setting.micro_batch for setting in self._settings)
+        known = self._sizes | {smallest_size}
+        full = len(known) >= MOST_MICRO_BATCHES
+        for setting in self._settings:
+            if not full or setting.micro_batch in known:
+                yield self._with(setting, allocator)
 
-    def _take(self, candidates: Iterable[Choice]) -> Setting | None:
+    def _take(self, candidates: Iterable[Choice], step: int) -> Setting | None:
         found = fastest(candidates)
         if found is None:
             return None
-        self.setting = found.setting
+        self.setting, self._since = found.setting, step
         self._sizes.add(found.setting.micro_batch)
         self.evaluation_batch = min(self.evaluation_batch, found.setting.micro_batch)
         return found.setting

@@ -96,6 +96,18 @@ class Journal:
         self.summary.changes.append((self.run.position.step, text))
         self.pace.changed()
 
+    def shortage(self, where: str, error: str, answer: str, *, aloud: bool = True) -> None:
+        """Memory ran out, and steps go on as they were: what was predicted, measured and done."""
+        run = self.run
+        if aloud:
+            self.display.say(f"note: out of memory in {where}: {answer}", "yellow")
+        measured, free = peak_memory_gib(run.device), free_memory_gib(run.device)
+        self.recorder.event(
+            "out of memory", step=run.position.step, where=where, error=error, answer=answer,
+            setting=run.fit.setting.to_json(), predicted_gib=round(run.fit.choice.bill.allocated / GIB, 3),
+            measured_gib=measured, free_gib=free,
+        )  # fmt: skip
+
     def gained(self, predicted: float | None, measured: float | None) -> None:
         """What a change for speed has brought."""
         shown = [f"{gain:+.1%} {how}" for gain, how in ((predicted, "predicted"), (measured, "measured"))

@@ -126,7 +126,8 @@ class Training:
                     probe()
                     del self._unproved[0]
                 doing = "training"
-                if self._step(batches) and self.refit.climb():
+                # What was called off is done again from its first sequence on: by other batches.
+                if not self._step(batches) or self.refit.climb():
                     return False
             except Exception as error:
                 if not self.refit.after(error, doing):

@@ -19,6 +19,8 @@ from onecard.train.neighbours import careful_bytes, spilling_platform
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _OUT_OF_MEMORY = (
     "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory",
+    "DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED",  # cuDNN 9's names
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # on a full card
     "CUDA error: out of memory", "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory",
     "DefaultCPUAllocator: not enough memory",
 )  # fmt: skip

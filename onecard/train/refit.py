@@ -45,8 +45,9 @@ _CLIMB_EVERY, _CLIMB_SECONDS = 32, 1.0
 # The speed of a setting counts from its ninth step on, and after as many as two such stretches.
 _STEADY, _MEASURED = 8, 16
 # It just fits, but the allocator starts over again and again: as good as not fitting, if that is slow. Looked
-# at so often; twice in a row, for once may be a thing of now and then, such as a graph being recorded.
-_THRASHING_EVERY, _THRASHING = 8, 4
+# at so often; twice in a row, for once may be a thing of now and then, such as a graph being recorded. Where
+# nothing smaller was better, it is borne for so many steps.
+_THRASHING_EVERY, _THRASHING, _BORNE = 8, 4, 2048
 _NOTICE_EVERY = 60.0  # seconds between looks at who else is on the card
 _BESIDE = ("sampling", "checkpoint")  # what is done while training rests
 _WAIT = 1.0  # seconds before the smallest setting is tried once more
@@ -73,7 +74,8 @@ class Refit:
         measure_afresh(run.device)  # what choosing kernels and building took is no setting's peak
         self._retries = allocator_retries(run.device)  # when last looked at
         self._tight = 0  # looks in a row that found too many
-        self._bearable: set[Setting] = set()  # tight ones that nothing smaller is better than
+        self._tight_from = 0, 0.0  # steps and seconds finished when the first of them found it
+        self._bearable: dict[Setting, int] = {}  # tight ones that nothing smaller is better than; until when
         self._stage: Stage | None = None
         self._emptied_for: tuple[str, int] | None = None
         first = look_at(run.device)
@@ -105,11 +107,10 @@ class Refit:
         run, step = self.run, self.run.position.step
         if not is_out_of_memory(error) or run.stepper is None or run.stepper.updating:
             return False
+        text = first_line(error)
         if where == "evaluation" and self.fit.evaluate_less(step):
             forget(error)
-            self.journal.tell(
-                [f"out of memory in evaluation: {self.fit.evaluation_batch} sequences at a time"]
-            )
+            self.journal.shortage(where, text, f"{self.fit.evaluation_batch} sequences at a time")
             return True
         if where in _BESIDE and self.fit.enabled and self._emptied_for != (where, step):
             # Training rests meanwhile: how it is carried out matters little, what it left lying about may be
@@ -117,15 +118,16 @@ class Refit:
             self._emptied_for = where, step
             run.stepper.release()
             forget(error)
+            self.journal.shortage(where, text, "once more on an emptied card", aloud=False)
             return True
         if where == "sampling":
             # Text to look at is not worth slower training. If memory has become short for that too, it is
             # training that will change.
             forget(error)
             self.fit.without_sample()
-            self.journal.no_sample("out of memory")
+            self.journal.shortage(where, text, "no sample text")
             return True
-        before, peak, text = self.fit.choice, peak_memory_gib(run.device), first_line(error)
+        before, peak = self.fit.choice, peak_memory_gib(run.device)
         forget(error)
         run.stepper.release()
         if self.fit.down(step, self._there()) is None:
@@ -191,10 +193,11 @@ class Refit:
 
     def _speed(self) -> float | None:
         """Tokens per second of the present setting; None until enough of its steps are finished."""
-        if self._steady is None:
-            return None
-        steps, seconds = (now - then for now, then in zip(self._watched, self._steady, strict=True))
-        return steps * self.run.config.tokens_per_step / seconds if steps >= _MEASURED and seconds else None
+        return self._speed_from(self._steady, _MEASURED) if self._steady is not None else None
+
+    def _speed_from(self, then: tuple[int, float], least: int) -> float | None:
+        steps, seconds = (now - before for now, before in zip(self._watched, then, strict=True))
+        return steps * self.run.config.tokens_per_step / seconds if steps >= least and seconds else None
 
     def _speed_changed(self) -> bool:
         """Steps take much longer, or no longer do: told, and where the driver spills, acted on."""
@@ -220,7 +223,10 @@ class Refit:
             return False
         before, self._retries = self._retries, allocator_retries(self.run.device)
         self._tight = self._tight + 1 if self._retries - before >= _THRASHING else 0
-        return self.fit.enabled and self._tight > 1 and self.fit.setting not in self._bearable
+        if self._tight == 1:
+            self._tight_from = self._watched
+        borne = self._bearable.get(self.fit.setting, -1) > self.run.position.step
+        return self.fit.enabled and self._tight > 1 and not borne
 
     def climb(self) -> bool:
         """Has the setting changed after this step? For a faster one, if memory has come back, or for a
@@ -228,9 +234,13 @@ class Refit:
         costs a question to the driver."""
         run, step = self.run, self.run.position.step
         self.fit.progressed()
-        if self._thrashing() and (speed := self._speed()) is not None:
+        if self._thrashing() and self._speed() is not None:
             # Was it right to come here? That this one is tight as well must not keep it from being judged.
-            return (self._stage is not None and self._judge(self._stage)) or self._leave_tight(speed)
+            if self._stage is not None and self._judge(self._stage):
+                return True
+            # As fast as it has been since it is tight: what it did before says nothing about now.
+            if (speed := self._speed_from(self._tight_from, _THRASHING_EVERY)) is not None:
+                return self._leave_tight(speed)
         if self._slow and self._speed_changed():
             return True
         too_soon = self._on_card and time.monotonic() - self._looked < _CLIMB_SECONDS
@@ -243,7 +253,7 @@ class Refit:
         # On a CPU nothing is faster than what was asked for; only what was given up may come back.
         if there is None and self.fit.as_given:
             return False
-        before, speed = self.fit.choice, self._speed()
+        before, speed, peak = self.fit.choice, self._speed(), peak_memory_gib(run.device)
         wanted = self.fit.up(step, math.inf if there is None else there, self._measured_share(before))
         if wanted is None:
             return False
@@ -256,7 +266,8 @@ class Refit:
             self.journal.refitted(
                 f"there was not enough memory for {self.fit.question.answer(wanted).words} after all: "
                 f"going on with {after.words}", where="climb",
-                before=before.setting.to_json(), after=after.setting.to_json(),
+                before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
+                predicted_gib=round(before.bill.allocated / GIB, 3),
                 now_gib=round(after.bill.allocated / GIB, 3),
             )  # fmt: skip
             return True
@@ -264,7 +275,8 @@ class Refit:
         self._stage = Stage(before, speed)
         self.journal.refitted(
             f"there is memory for more: going on with {after.words}", where="climb",
-            before=before.setting.to_json(), after=after.setting.to_json(),
+            before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
+            predicted_gib=round(before.bill.allocated / GIB, 3),
             now_gib=round(after.bill.allocated / GIB, 3),
             predicted_gain=_gain(before.tokens_per_s, after.tokens_per_s),
         )  # fmt: skip
@@ -275,10 +287,13 @@ class Refit:
         told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps, twice"
         changed = self.after(torch.OutOfMemoryError(told), "training")
         if self.fit.setting == before.setting:
-            self._bearable.add(before.setting)  # nothing is smaller: to try and tell it once is enough
+            self._bear(before.setting)  # nothing is smaller: to try and tell it once is enough
         else:
             self._stage = Stage(before, speed, tight=True)
         return changed
+
+    def _bear(self, setting: Setting) -> None:
+        self._bearable[setting] = self.run.position.step + _BORNE
 
     def _there(self) -> float | None:
         """What tensors may take of the card now; None on a CPU."""
@@ -305,7 +320,7 @@ class Refit:
         if gain is None or 1 + gain >= _SLOWER:
             return False
         if stage.tight:
-            self._bearable.add(stage.before.setting)
+            self._bear(stage.before.setting)
         self.fit.back(stage.before.setting, run.position.step)
         change_setting(run, run.position.step)
         self._another_setting()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from onecard.errors import first_line
 from onecard.plan.host import HOST_BOUND
-from onecard.train.memory import forget
+from onecard.train.memory import forget, is_out_of_memory
 
 Compute = Callable[..., Tensor]
 
@@ -101,6 +101,7 @@ class Replay:
         self._recordings: dict[Any, Recording] = {}
         self._passes: Counter[Any] = Counter()
         self.problem: str | None = None  # why nothing is recorded any more
+        self.ran_out = False  # was it memory?
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         kind = tuple((t.shape, t.dtype) for t in inputs)
@@ -127,7 +128,7 @@ class Replay:
             return True
         # Out of memory among them: the plain passes have fitted, so they go on.
         except RuntimeError as error:
-            self.problem = first_line(error)
+            self.problem, self.ran_out = first_line(error), is_out_of_memory(error)
             forget(error)  # its frames hold the recording that failed, and all the memory of that
         _give_back()
         return False

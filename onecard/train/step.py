@@ -160,8 +160,8 @@ class Stepper:
         """What the user should be told, once."""
         if self.replay is None or self.replay.problem is None:
             return []
-        problem, self.replay = self.replay.problem, None
-        self._recordable = "out of memory" in problem  # another setting may leave room
+        problem, self._recordable = self.replay.problem, self.replay.ran_out  # another setting may leave room
+        self.replay = None
         return [f"micro-batches are not recorded as CUDA graphs, it does not work here: {problem}"]
 
     def release(self) -> None:

@@ -27,9 +27,11 @@ from onecard.plan.settings import setting_of
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.train import evaluate as evaluate_module
+from onecard.train import loop as loop_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit, open_fit, told_at_start
+from onecard.train.journal import Journal
 from onecard.train.loop import Training, train
 from onecard.train.refit import Refit
 from onecard.train.start import open_run
@@ -245,6 +247,7 @@ def test_a_tight_setting_that_is_the_faster_one_is_kept(
         return (100.0 if refit.fit.as_given else 80.0) if speeds["known"] else None
 
     monkeypatch.setattr(Refit, "_speed", speed)
+    monkeypatch.setattr(Refit, "_speed_from", lambda refit, then, least: speed(refit))
     summary = train(config("--max_iters=96"))
     changes = [(e["where"], e["step"]) for e in events("out") if e["event"] == "refitted"]
     assert changes == [("training", 40), ("back", 48)], "tried once, taken back, and left alone"
@@ -257,10 +260,40 @@ def test_a_tight_setting_after_a_tight_one_is_judged_before_it_is_left(
     """Or a run would go down from one tight setting to the next, each a little slower, and stay there."""
     counted = iter(range(0, 2**62, 5))
     monkeypatch.setattr(refit_module, "allocator_retries", lambda device: next(counted))
-    monkeypatch.setattr(Refit, "_speed", lambda refit: 100.0 if refit.fit.as_given else 80.0)
+    for name in ("_speed", "_speed_from"):
+        monkeypatch.setattr(Refit, name, lambda refit, *_: 100.0 if refit.fit.as_given else 80.0)
     train(config("--max_iters=96"))
     changes = [(e["where"], e["step"]) for e in events("out") if e["event"] == "refitted"]
     assert changes == [("training", 16), ("back", 32)], "32: the second look at the smaller one"
+
+
+def test_a_setting_that_became_tight_is_judged_by_what_it_is_now(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fast for 200 steps, then the allocator starts over and steps take five times as long. A smaller setting
+    in between is better than that, though worse than what was."""
+    retries, runs, clock = [0], [], [0.0]
+    plain_run, plain_open = Stepper.run, loop_module.open_run
+    monkeypatch.setattr(refit_module, "allocator_retries", lambda device: retries[0])
+
+    def opened(asked: RunConfig) -> Any:
+        runs.append(plain_open(asked))
+        return runs[0]
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        run, tight = runs[0], runs[0].position.step >= 200 and runs[0].fit.as_given
+        retries[0] += 3 if tight else 0
+        clock[0] += 0.05 if tight else 0.01 if run.fit.as_given else 0.02
+        return plain_run(*arguments, **named)
+
+    monkeypatch.setattr(loop_module, "open_run", opened)
+    monkeypatch.setattr(Stepper, "run", timed)
+    monkeypatch.setattr(Journal, "session", property(lambda j: (j.run.position.step, clock[0])))
+    train(config("--max_iters=280", "--log_interval=2", "--eval_interval=280"))
+    changes = [(e["where"], e["step"]) for e in events("out") if e["event"] == "refitted"]
+    assert changes == [("training", 216)], "and it is not taken back"
+    (gained,) = (e for e in events("out") if e["event"] == "gained")
+    assert gained["measured_gain"] == pytest.approx(1.5, abs=0.1)
 
 
 def test_where_nothing_is_smaller_tightness_is_told_once(
@@ -268,7 +301,8 @@ def test_where_nothing_is_smaller_tightness_is_told_once(
 ) -> None:
     counted = iter(range(0, 2**62, 5))
     monkeypatch.setattr(refit_module, "allocator_retries", lambda device: next(counted))
-    monkeypatch.setattr(Refit, "_speed", lambda refit: 100.0)
+    for name in ("_speed", "_speed_from"):
+        monkeypatch.setattr(Refit, name, lambda refit, *_: 100.0)
     one = ("--batch_size=1", "--gradient_accumulation_steps=1", "--loss_chunk=16")
     summary = train(config("--max_iters=96", *one, "--recompute=block", "--offload=gradients"))
     changes = [e["step"] for e in events("out") if e["event"] == "refitted"]

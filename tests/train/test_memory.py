@@ -120,6 +120,9 @@ def test_where_the_driver_spills_a_full_card_is_left_as_much_as_an_empty_one(
         ("CUDA driver error: out of memory", True),  # of segments that grow
         ("Triton Error [CUDA]: out of memory", True),  # a kernel that is loaded onto a full card
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasGemmEx(handle, ...)`", False),
         ("CUDA error: an illegal memory access was encountered", False),
     ],
 )

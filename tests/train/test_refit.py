@@ -183,7 +183,7 @@ def test_a_sample_that_cannot_be_drawn_costs_a_note(
     train(load_config(RunConfig, [*words, "--dataset=text", "--out_dir=quiet"]))
     fail_from(monkeypatch, journal_module, "sample_text", range(10**6))
     summary = train(load_config(RunConfig, [*words, "--dataset=text", "--sample_tokens=8"]))
-    assert "no sample text: out of memory" in "".join(capsys.readouterr())
+    assert "out of memory in sampling: no sample text" in "".join(capsys.readouterr())
     assert summary.values["refits"] == 0, "training is not made slower for it"
     assert saved_steps() == saved_steps("quiet") and len(saved_steps()) > 1
     told = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]

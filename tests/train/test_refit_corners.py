@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import FULL, config, events
+from tiny_runs import FULL, config, events, weights
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
@@ -29,6 +29,7 @@ from onecard.run.metrics import read_metrics
 from onecard.run.pause import PauseRequest
 from onecard.train import engine as engine_module
 from onecard.train import evaluate as evaluate_module
+from onecard.train import loop as loop_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit, _of_the_setting, open_fit
@@ -447,3 +448,37 @@ def test_a_start_that_runs_out_is_carried_out_in_another_way(
     assert summary.values["step"] == 20 and len(set(settings_tried)) == 3
     assert "out of memory at the start: running with" in "".join(capsys.readouterr())
     assert json.loads((Path("out") / "plan.json").read_text())["settings"] == settings_tried[-1].to_json()
+
+
+# --- a wish that comes and goes
+@pytest.mark.parametrize(("accumulation", "look"), [(1, 1), (2, 1), (2, 2)])
+def test_a_step_called_off_by_a_wish_that_has_gone_is_done_again_from_its_beginning(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int, look: int
+) -> None:
+    """The sequences it had taken are trained on, once, and in their order."""
+    looks = iter(range(10**6))
+    asked = config(f"--gradient_accumulation_steps={accumulation}", "--eval_interval=20")
+    train(replace(asked, out_dir="quiet"))
+    inside, plain = [False], Stepper.run
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        inside[0] = runs[0].position.step == 7
+        try:
+            return plain(*arguments, **named)
+        finally:
+            inside[0] = False
+
+    runs: list[Any] = []
+    opened = loop_module.open_run
+
+    def noted(asked: RunConfig) -> Any:
+        runs.append(opened(asked))
+        return runs[0]
+
+    monkeypatch.setattr(loop_module, "open_run", noted)
+    monkeypatch.setattr(Stepper, "run", run)
+    monkeypatch.setattr(PauseRequest, "__call__", lambda wish: inside[0] and next(looks) == look - 1)
+    summary = train(asked)
+    assert summary.values["step"] == 20 and next(looks) > look
+    for name, expected in weights("quiet").items():
+        assert torch.equal(weights()[name], expected), name

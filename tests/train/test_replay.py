@@ -250,7 +250,9 @@ def test_a_stepper_tells_of_the_problem_once_and_goes_on() -> None:
         assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
 
 
-@pytest.mark.parametrize(("problem", "again"), [("no", False), ("CUDA out of memory", True)])
+@pytest.mark.parametrize(
+    ("problem", "again"), [("no", False), ("CUDA out of memory", True), ("CUBLAS_STATUS_ALLOC_FAILED", True)]
+)
 def test_another_setting_is_recorded_from_nothing(problem: str, again: bool) -> None:
     """Its kernels are not those of the plain passes so far, though micro-batches look the same."""
 
@@ -268,7 +270,9 @@ def test_another_setting_is_recorded_from_nothing(problem: str, again: bool) -> 
     stepper.record(False)
     assert stepper.replay is None
     stepper.replay = Replay(stepper._loss_of, failing)
-    stepper.replay.problem = problem
+    sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
+    with Prefetcher(sequences, sequences.start(), step_sequences=12, micro_batch=4) as batches:
+        assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
     assert len(stepper.news()) == 1
     stepper.record(True)
     assert (stepper.replay is not None) is again, "what does not work here is told once"
