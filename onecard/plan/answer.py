@@ -48,21 +48,14 @@ class Answer:
         return self.choice is not None
 
     def cost(self, choice: Choice) -> Cost | None:
-        if choice.step is None:
-            return None
-        shape, options = self.question.shape, self.options
-        return cost_of(
-            self.config, choice.step, self.target.card, self.checkpoint(choice),
-            compiled=choice.setting.compile, kinds_of_layers=kinds_of_layers(shape),
-            idle_watts=options.idle_watts, price=options.price, currency=options.currency,
-        )  # fmt: skip
+        return cost_of_choice(choice, self.target, self.options)
 
     def micro_batches(self, choice: Choice) -> int:
         """Of a step; the last one may be smaller."""
         return -(-self.config.sequences_per_step // choice.setting.micro_batch)
 
     def checkpoint(self, choice: Choice) -> int:
-        return checkpoint_bytes(self.question.shape, choice.setting, self.config.by_muon)
+        return checkpoint_of(choice)
 
     @property
     def data_bytes(self) -> int:
@@ -169,6 +162,22 @@ def _brief(name: str, choice: Choice, cost: Cost | None) -> dict[str, Any]:
         "kwh": rounded(cost.pc_kwh, 2) if cost else None,
         "amount": rounded(cost.amount, 2) if cost else None,
     }
+
+
+def cost_of_choice(choice: Choice, target: Target, options: Options) -> Cost | None:
+    """The whole run in this setting; None where its speed is not known."""
+    if choice.step is None:
+        return None
+    question = choice.question
+    return cost_of(
+        question.config, choice.step, target.card, checkpoint_of(choice), compiled=choice.setting.compile,
+        kinds_of_layers=kinds_of_layers(question.shape), idle_watts=options.idle_watts, price=options.price,
+        currency=options.currency,
+    )  # fmt: skip
+
+
+def checkpoint_of(choice: Choice) -> int:
+    return checkpoint_bytes(choice.question.shape, choice.setting, choice.question.config.by_muon)
 
 
 def kinds_of_layers(shape: Shape) -> int:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.language import _, number
-from onecard.plan.answer import question_of
+from onecard.plan.answer import cost_of_choice, question_of
 from onecard.plan.bill import CONTEXT
+from onecard.plan.cost import Cost, cost_of
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.nanogpt import NanoGPTBill, nanogpt_bill
-from onecard.plan.nanogpt_speed import nanogpt_step_time
+from onecard.plan.nanogpt_speed import (
+    CHECKPOINT_BYTES_PER_PARAMETER,
+    CHECKPOINT_PASSES,
+    nanogpt_step_time,
+)
 from onecard.plan.options import Options
 from onecard.plan.search import chosen
 from onecard.plan.speed import StepTime
@@ -21,6 +26,17 @@ from onecard.plan.verdict import DESKTOP
 from onecard.shapes import GPT2Shape
 
 Row = tuple[bool, NanoGPTBill, StepTime | None]
+
+
+def _cost(config: RunConfig, shape: GPT2Shape, target: Target, row: Row) -> Cost | None:
+    """By the formula of our own runs, so that both times can stand beside each other."""
+    compiled, _bill, step = row
+    if step is None:
+        return None
+    return cost_of(
+        config, step, target.card, CHECKPOINT_BYTES_PER_PARAMETER * shape.parameters, compiled=compiled,
+        checkpoint_passes=CHECKPOINT_PASSES,
+    )  # fmt: skip
 
 
 def _verdict(rows: list[Row], compiled: bool, target: Target) -> list[str]:
@@ -68,10 +84,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     fits = asked[1].reserved + CONTEXT <= target.allowed
     if options.json:
         _compiled, bill, step = asked
-        seconds = config.max_iters * step.seconds if step else None
-        finish = None
-        if seconds is not None and seconds < 1e10:
-            finish = (now + timedelta(seconds=seconds)).isoformat(timespec="minutes")
+        cost = _cost(config, shape, target, asked)
         told = {
             "as": "nanogpt", "fits": fits, "compile": config.compile,
             "memory": {
@@ -84,7 +97,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
                 "tokens_per_s": round(step.tokens_per_s, 1), "step_s": round(step.seconds, 4),
                 "mfu": round(step.mfu, 4) if step.mfu else None,
             } if step else None,
-            "time": {"seconds": round(seconds, 1), "finish": finish} if seconds else None,
+            "time": cost.to_json(now)["time"] if cost else None,
             "alternatives": [
                 {
                     "name": "compiled" if compiled else "eager",
@@ -92,8 +105,10 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
                     "allocated_gib": round(other.allocated / GIB, 4),
                     "reserved_gib": round(other.reserved / GIB, 4),
                     "tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
+                    "seconds": round(each.seconds, 1) if each else None,
                 }
                 for compiled, other, speed in rows
+                for each in (_cost(config, shape, target, (compiled, other, speed)),)
             ],
         }  # fmt: skip
         print(json.dumps(told, indent=1))
@@ -101,7 +116,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     from rich.table import Table
 
     from onecard.plan.command import console
-    from onecard.plan.show import duration, model_name
+    from onecard.plan.show import TELLING, duration, model_name
 
     out = console()
     title = f"[bold]nanoGPT[/bold], {model_name(shape)} · {target.card.name} · {question.dtype}"
@@ -120,7 +135,10 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
         "",
     ):
         table.add_column(name, justify="left" if not name else "right", overflow="fold")
+    costs = {row[0]: _cost(config, shape, target, row) for row in rows}
+    our_cost = cost_of_choice(ours, target, options) if ours is not None else None
     for compiled, bill, step in rows:
+        cost = costs[compiled]
         whole = bill.reserved + CONTEXT
         short = whole - target.allowed
         ok = short <= 0
@@ -130,7 +148,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
             number(bill.reserved / GIB, ".2f"),
             number(whole / GIB, ".2f"),
             number(step.tokens_per_s, ",.0f") if step else "-",
-            duration(config.max_iters * step.seconds) if step else "-",
+            duration(cost.seconds) if cost else "-",
             _("fits") if ok else _("does not fit: {n:.2f} GiB short").format(n=short / GIB),
         )
     if ours is not None:
@@ -138,9 +156,18 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
             f"onecard, {ours.words}", number(ours.bill.allocated / GIB, ".2f"),
             number(ours.bill.reserved / GIB, ".2f"), number(ours.bill.process / GIB, ".2f"),
             number(ours.tokens_per_s, ",.0f") if ours.step else "-",
-            duration(config.max_iters * ours.step.seconds) if ours.step else "-", _("fits"), style="bold",
+            duration(our_cost.seconds) if our_cost else "-", _("fits"), style="bold",
         )  # fmt: skip
     out.print(table)
+    theirs = costs[config.compile]
+    if (
+        theirs is not None
+        and max(theirs.evaluation_share, our_cost.evaluation_share if our_cost else 0) > TELLING
+    ):
+        share = _("evaluations take {time} of nanoGPT's time").format(time=duration(theirs.evaluation_s))
+        if our_cost is not None:
+            share += ", " + _("{time} of onecard's").format(time=duration(our_cost.evaluation_s))
+        out.print(f"[dim]{share}[/dim]", highlight=False)
     out.print()
     lines = Table(box=None, pad_edge=False, title_justify="left", title_style="bold")
     lines.title = _("nanoGPT's peak ({moment})").format(moment=_(asked[1].moment))

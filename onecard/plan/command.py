@@ -75,7 +75,7 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
             _("not even the smallest model fits into {n:.2f} GiB").format(n=found.target.allowed / GIB),
             exit_code=1,
         )
-    from onecard.plan.show import count, duration, way_name
+    from onecard.plan.show import TELLING, count, duration, way_name
 
     out = console()
     have, host = number(found.target.allowed / GIB, ".2f"), found.target.host
@@ -109,9 +109,14 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
                 way_name(kind(candidate.choice.setting)),
             )  # fmt: skip
         out.print(table)
+        if candidates[0].evaluation_s > TELLING * seconds:
+            share = _("evaluations take {time} of it").format(time=duration(candidates[0].evaluation_s))
+            out.print(f"[dim]{share}[/dim]", highlight=False)
         out.print(f"[dim]{candidates[0].loss.basis}[/dim]")
         if candidates[0].not_distinguishable:
             out.print(_("The first rows cannot be told apart: the smaller one is cheaper to use."))
+    elif found.question.rates is not None:
+        out.print(_("Not one step of any model is done within {time}.").format(time=duration(seconds)))
     return 0
 
 

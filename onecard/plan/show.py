@@ -33,7 +33,7 @@ _GROUPS = (
     ("libraries", ("matmul", "a buffer", "allocator", "CUDA", "the recorded")),
 )
 
-_TELLING = 0.03  # of the time: what is less is not worth a line
+TELLING = 0.03  # of the time: what is less is not worth a line
 
 
 def names_to_translate() -> list[str]:
@@ -241,7 +241,7 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     beside = []
     if choice.setting.compile:
         beside.append(_("the first step compiles: about {time}").format(time=duration(cost.first_step_s)))
-    if cost.evaluation_s > _TELLING * cost.seconds:
+    if cost.evaluation_share > TELLING:
         beside.append(_("evaluations take {time} of it").format(time=duration(cost.evaluation_s)))
     if beside:
         table.add_row("", f"[dim]{'; '.join(beside)}[/dim]")

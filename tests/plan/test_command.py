@@ -107,6 +107,31 @@ def test_forty_million_parameters_for_six_thousand_steps(capsys: pytest.CaptureF
     assert nanogpt["speed"]["tokens_per_s"] == pytest.approx(119_500, rel=0.15)
 
 
+def test_times_that_stand_beside_each_other_count_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """With as many evaluations as here, a time without them would be a third too short."""
+    words = [*FORTY_MILLION, "--eval_interval=50", "--eval_iters=200"]
+    _, nanogpt = plan(capsys, *words, "--as=nanogpt")
+    _, ours = plan(capsys, *words)
+    for told in (nanogpt, ours):
+        speed, time = told["speed"], told["time"]
+        evaluated = (6000 // 50 + 1) * 2 * 200 * 16 * 1024
+        assert time["evaluation_s"] == pytest.approx(evaluated / speed["tokens_per_s"] / 3, rel=0.15)
+        rest = time["seconds"] - 6000 * speed["step_s"] - time["evaluation_s"] - time["first_step_s"]
+        assert 0 <= rest < 0.02 * time["seconds"], "checkpoints"
+    assert main(["plan", *words, "--gpu=4070", "--as=nanogpt"]) == 0
+    shown = capsys.readouterr().out
+    hours = ours["time"]["seconds"] / 3600
+    assert f"{hours:.1f} h" in shown, "the time that plan tells without --as"
+    assert "evaluations take" in shown and "of onecard's" in shown
+    assert main(["plan", *words, "--gpu=4070", "--largest"]) == 0
+    assert "evaluations take" in capsys.readouterr().out
+
+
+def test_a_time_too_short_for_a_step_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=4070", "--by=0.005h"]) == 0
+    assert "Not one step of any model is done within 18 s" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("batch", [8, 12])
 def test_124m_at_768_wide(batch: int, capsys: pytest.CaptureFixture[str]) -> None:
     _, nanogpt = plan(capsys, "--max_iters=100", f"--batch_size={batch}", "--as=nanogpt")
