@@ -44,9 +44,10 @@ class Figures:
         """The card with these figures instead of the table's."""
         if self.tflops is not None:
             # A card without bf16 has no other rate to train at than that of fp16; the others go along.
-            named = "bf16" if card.bf16 is not None or card.fp16acc is None else "fp16acc"
+            without = "fp16acc" if card.fp16 is None else "fp16"
+            named = "bf16" if card.bf16 is not None or card.fp16acc is None else without
             factor = self.tflops / (getattr(card, named) or self.tflops)
-            others = {name: rate * factor for name in ("bf16", "fp16acc", "tf32", "fp32")
+            others = {name: rate * factor for name in ("bf16", "fp16", "fp16acc", "tf32", "fp32")
                       if (rate := getattr(card, name)) is not None}  # fmt: skip
             card = replace(card, **(others | {named: self.tflops}))
         if self.of_speed:

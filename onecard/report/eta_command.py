@@ -12,7 +12,7 @@ from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
-from onecard.hardware.cards import Card, find_card, match_card
+from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.knobs import knobs, load_config
 from onecard.language import _, english, ngettext
@@ -42,7 +42,7 @@ def eta_command(
 def _eta(
     source: str, known: Known, tokens: str | None, config_file: str | None, gpu: str | None, as_json: bool
 ) -> int:
-    card = find_card(gpu) if gpu is not None else None
+    card = match_rates(gpu) or find_card(gpu) if gpu is not None else None
     known = _with_options(known, tokens, config_file)
     log = read_log(decode(_content(source)))
     if log is None:
@@ -115,7 +115,7 @@ def _config_beside(source: str) -> RunConfig | None:
 def _card_of(log: Log) -> Card | None:
     """The card the log names, else this machine's."""
     if "gpu" in log.facts:
-        return match_card(str(log.facts["gpu"]))
+        return match_rates(str(log.facts["gpu"]))
     if log.format == ONECARD and all(mfu is None for mfu in log.steps.mfus):
         return None  # it ran on a CPU, or on a card nobody knows
     return next((gpu.card for gpu in local_gpus()), None)

@@ -170,12 +170,28 @@ def test_what_fits_a_week_and_a_month(capsys: pytest.CaptureFixture[str]) -> Non
     assert losses[1] < losses[0]
 
 
+def test_the_size_in_the_name_says_which_card(capsys: pytest.CaptureFixture[str]) -> None:
+    for size in (8, 16):
+        _, told = plan(capsys, "--max_iters=10", gpu=f"RTX 4060 Ti {size}GB")
+        assert told["gpu"]["name"] == f"RTX 4060 Ti {size}GB"
+        assert told["gpu"]["capacity_gib"] == pytest.approx(size, rel=0.02)
+
+
+def test_a_card_older_than_bf16_trains_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+    _, told = plan(capsys, "--max_iters=10", gpu="RTX 2080 Ti")
+    assert told["gpu"]["dtype"] == "float16"
+    # Its tensor cores do 108 TFLOPS with fp16 sums and half of that with fp32 ones, which training needs.
+    flops = told["speed"]["tokens_per_s"] * told["model"]["flops_per_token"]
+    assert told["speed"]["mfu"] == pytest.approx(flops / 53.8e12, rel=1e-3)
+
+
 # --- questions without an answer
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["--gpu=RTX 9999"], 2, "no known card"),
         (["--gpu=A100 SXM"], 2, "more than one card"),
+        (["--gpu=RTX 4060 Ti"], 2, "it fits RTX 4060 Ti 8GB and RTX 4060 Ti 16GB"),
         (["--gpu=4070", "--max_iters=0"], 2, "no steps"),
         (["--gpu=4070", "--price=lots"], 2, "price"),
         (["--gpu=4070", "--by=yesterday", "--largest"], 2, "yesterday"),

@@ -129,6 +129,7 @@ def test_figures_of_a_known_card_replace_the_tables(capsys: pytest.CaptureFixtur
     # A T4 has no bf16, and no figure gives it one.
     assert Figures(tflops=70.0).of(find_card("T4")).peak_tflops("bfloat16") is None
     assert Figures(tflops=70.0).of(find_card("T4")).peak_tflops("float16") == 70
+    assert Figures(tflops=70.0).of(find_card("RTX 2070")).peak_tflops("float16") == 70
 
 
 def test_an_unknown_card_without_figures_is_told_how(capsys: pytest.CaptureFixture[str]) -> None:
