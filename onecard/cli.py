@@ -80,7 +80,8 @@ def plan(arguments: Sequence[str]) -> int:
       --tflops T                     its rate, where it is not in `onecard gpus`: bf16 with fp32 sums, dense
       --bandwidth GB/S               and of its memory; how much that is: --vram_limit, or a name with "12GB"
       --watts W                      its power limit, for energy and money
-      --host-ram GIB                 memory of its PC [this machine's; no limit with --gpu]
+      --host-ram GIB                 memory of its PC, 2 GiB of which are left to the system
+                                     [what this machine has available; no limit with --gpu]
 
     what to answer:
       --compare                      every way to run it: exact, low-bit, recompute, offload

@@ -126,6 +126,10 @@ class Answer:
                 "name": self.target.card.name, "capacity_gib": round(self.target.capacity / GIB, 3),
                 "allowed_gib": round(self.target.allowed / GIB, 3), "dtype": self.question.dtype,
             },
+            "host": {
+                "allowed_gib": round(self.target.host / GIB, 3) if self.target.host is not None else None,
+                "kept_for_system_gib": round(self.target.host_kept / GIB, 3),
+            },
             "settings": shown.setting.to_json() | {"gradient_accumulation_steps": self.micro_batches(shown)},
             "memory": shown.bill.to_json() | {"short_gib": round(max(0, shown.short) / GIB, 4)},
             "as_given": _brief("as given", self.given, None),

@@ -22,7 +22,7 @@ from onecard.plan.nanogpt_speed import (
 from onecard.plan.options import Options
 from onecard.plan.search import chosen
 from onecard.plan.speed import StepTime
-from onecard.plan.verdict import DESKTOP
+from onecard.plan.verdict import DESKTOP, host_remark
 from onecard.shapes import GPT2Shape
 
 Row = tuple[bool, NanoGPTBill, StepTime | None]
@@ -159,6 +159,8 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
             duration(our_cost.seconds) if our_cost else "-", _("fits"), style="bold",
         )  # fmt: skip
     out.print(table)
+    if ours is not None and (told_of_host := host_remark(target, ours)):
+        out.print(told_of_host, highlight=False)
     theirs = costs[config.compile]
     if (
         theirs is not None

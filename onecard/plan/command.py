@@ -79,9 +79,12 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
 
     out = console()
     have, host = number(found.target.allowed / GIB, ".2f"), found.target.host
-    beside = _("as much of the PC's own memory as it takes (--host-ram GIB says what there is)")
+    beside = _("the PC's own memory is not looked at (--host-ram GIB)")
     if host is not None:
         beside = _("{n:.0f} GiB of the PC's own memory").format(n=host / GIB)
+        if found.target.host_kept:
+            kept = found.target.host_kept / GIB
+            beside += ", " + _("besides {n:.0f} that are left to the system").format(n=kept)
     out.print(f"[bold]{found.target.card.name}[/bold], {have} GiB; {beside}", highlight=False)
     out.print()
     _table_of_sizes(out, _("The largest model"), sizes["largest"], found.target)
