@@ -23,6 +23,7 @@ from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, O
 from onecard.report.mfu import percent
 from onecard.run.directory import RunDirectory
 from onecard.sample_config import SampleConfig
+from onecard.terminal import columns, hanging
 from onecard.train.pace import duration
 
 WIDTH = 100
@@ -191,7 +192,9 @@ def to_text(found: Eta, now: datetime) -> str:
     if found.loss is not None:
         rows.append((_("loss"), f"{found.loss:.4f}"))
     wide = max(len(name) for name, _text in rows)
-    lines = [head, *(f"  {name:<{wide}}  {text}" for name, text in rows)]
+    lines = _paragraph(head)
+    for name, text in rows:
+        lines += hanging(f"  {name:<{wide}}  {text}", columns(of_a_pipe=WIDTH), wide + 4)
     if found.log_mfu is not None:
         told = _("the log's MFU ({percent}): {why}")
         lines += _paragraph(told.format(percent=percent(found.log_mfu), why=found.mfu_explanation))
@@ -251,4 +254,5 @@ def _rounded(value: float) -> int:
 
 
 def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    width = min(WIDTH, columns(of_a_pipe=WIDTH))
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,36 @@ def test_a_card_older_than_bf16_trains_in_fp16(capsys: pytest.CaptureFixture[str
     # Its tensor cores do 108 TFLOPS with fp16 sums and half of that with fp32 ones, which training needs.
     flops = told["speed"]["tokens_per_s"] * told["model"]["flops_per_token"]
     assert told["speed"]["mfu"] == pytest.approx(flops / 53.8e12, rel=1e-3)
+
+
+# --- in a terminal
+@pytest.mark.parametrize("language", ["en", "es", "de"])
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--compare", "--stages", "--formulas", "--max_iters=600000"],
+        [*D32, "--compare", "--stages"],
+        [*D32, "--compare", "--host-ram=4", "--vram_limit=7"],
+        ["--largest"],
+        ["--as=nanogpt", "--eval_interval=50"],
+    ],
+    ids=["compare", "d32", "does not fit", "largest", "nanogpt"],
+)
+def test_nothing_is_cut_off_or_runs_over(
+    words: list[str], columns: int, language: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("ONECARD_LANG", language)
+    main(["plan", "--gpu=RTX 4070", *words])
+    wide = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", str(columns))
+    main(["plan", "--gpu=RTX 4070", *words])
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert [line for line in shown.splitlines() if len(line.rstrip()) > columns] == []
+    figures = Counter(re.findall(r"\d[\d.,]*\b", re.sub(r"\d\d:\d\d", "", wide)))
+    assert Counter(re.findall(r"\d[\d.,]*\b", re.sub(r"\d\d:\d\d", "", shown))) == figures
 
 
 # --- questions without an answer

@@ -58,6 +58,20 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return command
 
 
+@pytest.mark.parametrize("language", ["en", "es", "de"])
+def test_the_answer_fits_a_terminal_of_80_columns(
+    run: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    monkeypatch.setenv("ONECARD_LANG", language)
+    log = nanogpt_log(4384, range(0, 300, 10)).encode()
+    wide = run("-", "--gpu", "RTX 4070", "--max-iters=6000", pasted=log)[1]
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run("-", "--gpu", "RTX 4070", "--max-iters=6000", pasted=log)[1]
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert any(len(line) > 80 for line in wide.splitlines())
+    assert len(shown.split()) == len(wide.split())
+
+
 def test_of_a_card_that_is_sold_in_two_sizes_the_speed_is_known(run: Callable[..., Answer]) -> None:
     log = nanogpt_log(4384, range(0, 300, 10)).encode()
     code, out, _err = run("-", "--gpu", "RTX 4060 Ti", "--max-iters=6000", "--json", pasted=log)
