@@ -17,6 +17,7 @@ from onecard.plan.largest import Size, best_for_time, largest_models, longest_bl
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, find_target
 from onecard.plan.options import Options, budget_seconds, split_words
+from onecard.plan.scaling import BITS
 from onecard.plan.search import kind
 from onecard.plan.tables import Row, print_rows
 from onecard.terminal import columns
@@ -92,9 +93,10 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
     if sizes["longest"]:
         _table_of_sizes(out, _("The longest block of this model"), sizes["longest"])
     if candidates:
-        title = _("The best model for {time}, by expected loss (nats a token, FineWeb)").format(
-            time=duration(seconds)
-        )
+        title = _("The best model for {time}, by expected loss (nats a token, FineWeb)")
+        if candidates[0].loss.unit == BITS:
+            title = _("The best model for {time}, by expected loss (bits per byte, FineWeb)")
+        title = title.format(time=duration(seconds))
         headings = [_("parameters"), _("layers × width"), _("tokens"), _("tokens/s"), _("loss"), "GiB",
                     _("host GiB")]  # fmt: skip
         rows = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onecard.config import RunConfig
-from onecard.plan.answer import Answer, checkpoint_of, kinds_of_layers
+from onecard.plan.answer import Answer, checkpoint_of, for_vocabulary, kinds_of_layers
 from onecard.plan.cost import evaluation_seconds, evaluations_of, steps_within
 from onecard.plan.lines import GIB
 from onecard.plan.scaling import LossRange, best_for_tokens, counted_parameters
@@ -65,6 +65,7 @@ class Candidate:
             "tokens_per_s": round(self.choice.tokens_per_s, 1),
             "evaluation_s": round(self.evaluation_s, 1),
             "loss": [round(x, 3) for x in (self.loss.low, self.loss.middle, self.loss.high)],
+            "loss_unit": self.loss.unit,
             "basis": self.loss.basis,
             "not_distinguishable": self.not_distinguishable,
         }
@@ -162,7 +163,13 @@ def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = 
     family = "gpt2" if question.config.arch == "gpt2" else "nanochat"
     options = [(parameters, tokens) for parameters, (_, tokens) in by_size.items() if tokens >= 1]
     ranked = best_for_tokens(options, family, unique_tokens=unique_tokens)
-    return [Candidate(by_size[r.parameters][0], r.tokens, r.loss, r.not_distinguishable) for r in ranked[:5]]
+    vocabulary = question.shape.vocab_size
+    return [
+        Candidate(
+            by_size[r.parameters][0], r.tokens, for_vocabulary(r.loss, vocabulary), r.not_distinguishable
+        )
+        for r in ranked[:5]
+    ]
 
 
 def _as_long_as(choice: Choice, seconds: float) -> Choice:

@@ -187,6 +187,33 @@ def test_a_card_older_than_bf16_trains_in_fp16(capsys: pytest.CaptureFixture[str
     assert told["speed"]["mfu"] == pytest.approx(flops / 53.8e12, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["train_d12.py", "train_d20.py", "train_d32_12gb.py"])
+def test_a_nanochat_with_its_own_tokenizer_has_a_loss_in_bits(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(ROOT / "config" / name)
+    _, told = plan(capsys, path)
+    low, middle, high = (told["loss"][key] for key in ("low", "middle", "high"))
+    assert told["loss"]["unit"] == "bits per byte, web text" and 0.6 < low < middle < high < 1.3
+    main(["plan", path, "--gpu=RTX 4070"])
+    shown = capsys.readouterr().out
+    assert f"{low:.2f} to {high:.2f} bits per byte expected on FineWeb" in shown
+    assert "from published runs of GPT-2 on FineWeb; a token of nanochat counted as" in shown
+    assert main(["plan", path, "--gpu=RTX 4070", "--largest"]) == 0
+    assert "by expected loss (bits per byte, FineWeb)" in capsys.readouterr().out
+
+
+def test_with_gpt2s_tokens_a_loss_is_in_nats_and_with_bytes_there_is_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nanochat = ["--arch=nanochat", "--depth=12", "--max_iters=3000"]
+    _, told = plan(capsys, *nanochat, "--vocab_size=50304")
+    assert told["loss"]["unit"].startswith("nats per token, GPT-2's tokenizer") and told["loss"]["low"] > 2
+    for vocabulary in (256, 2**17):
+        _, told = plan(capsys, *nanochat, f"--vocab_size={vocabulary}")
+        assert told["loss"] is None
+
+
 # --- in a terminal
 @pytest.mark.parametrize("language", ["en", "es", "de"])
 @pytest.mark.parametrize("columns", [80, 120])
