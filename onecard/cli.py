@@ -16,31 +16,37 @@ from onecard.config import RunConfig
 from onecard.errors import UserError, need_package
 from onecard.knobs import Config, describe_knobs, knobs, load_config
 from onecard.sample_config import SampleConfig
+from onecard.terminal import columns, hanging
 
 INTERRUPTED = 130
+_KNOB, _LONG = 33, 1000  # columns: where what a knob does begins; a pipe's, where each stays on its line
 
 # Written out rather than generated: this page must come at once, and reads in the order of use.
 HELP = """\
 onecard: pretrain language models on the one graphics card you own
 
-  onecard prepare FILES...      text into training tokens under data/NAME (or: prepare fineweb --tokens 3.2B)
-  onecard plan CONFIG.py        will it fit, how fast, how long, what will it cost; before it starts
-  onecard train CONFIG.py       train; nanoGPT's configs and --name=value flags as they are
+  onecard prepare FILES...      text into training tokens under data/NAME
+                                (or: prepare fineweb --tokens 3.2B)
+  onecard plan CONFIG.py        will it fit, how fast, how long, at what cost
+  onecard train CONFIG.py       train; nanoGPT's configs and flags as they are
   onecard sample --out_dir=DIR  draw text from a run
   onecard export DIR TARGET     a run's model for Hugging Face or nanoGPT
-  onecard eta LOG|-             a running log's true speed and MFU, and when it will be done
-  onecard gpus [CARD]           this machine's card, and the figures of the known ones
+  onecard eta LOG|-             a log's true speed and MFU; when it will be done
+  onecard gpus [CARD]           this machine's card, and figures of known ones
   onecard bench [CONFIG.py]     measure this machine's card, in about 20 s
 
-`onecard VERB --help` explains each. Try it: onecard prepare stdlib && onecard train config/demo.py"""
+`onecard VERB --help` explains each.
+Try it: onecard prepare stdlib && onecard train config/demo.py"""
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train: onecard train CONFIG.py [--name=value ...] [--json]; nanoGPT's configs and flags as they are.
+    """Train; nanoGPT's configs and flags as they are.
+
+    onecard train CONFIG.py [--name=value ...] [--json]
 
     a running job:
-      onecard train --out_dir=FOLDER --pause        lets go of the card, its state in host memory
-      onecard train --out_dir=FOLDER --resume-now   and takes it again, where it was"""
+      onecard train --out_dir=FOLDER --pause       lets go of the card
+      onecard train --out_dir=FOLDER --resume-now  and takes it again, where it was"""
     as_json = "--json" in arguments
     asked = next((word for word in arguments if word in ("--pause", "--resume-now")), None)
     arguments = [word for word in arguments if word not in ("--json", "--pause", "--resume-now")]
@@ -71,7 +77,9 @@ def sample(arguments: Sequence[str]) -> int:
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Will it fit, how fast, how long, what will it cost: onecard plan CONFIG.py [--gpu "RTX 4070"] [...]
+    """Will it fit, how fast, how long, what will it cost; before it starts.
+
+    onecard plan CONFIG.py [--gpu "RTX 4070"] [...]
 
     Exit code 0: it fits, 1: it does not.
 
@@ -80,7 +88,7 @@ def plan(arguments: Sequence[str]) -> int:
       --tflops T                     its rate, where it is not in `onecard gpus`: bf16 with fp32 sums, dense
       --bandwidth GB/S               and of its memory; how much that is: --vram_limit, or a name with "12GB"
       --watts W                      its power limit, for energy and money
-      --host-ram GIB                 memory of its PC [this machine's; no limit with --gpu]
+      --host-ram GIB                 memory of its PC, less 2 for its system [this one's; no limit with --gpu]
 
     what to answer:
       --compare                      every way to run it: exact, low-bit, recompute, offload
@@ -170,14 +178,16 @@ def _names(cls: type[Config]) -> frozenset[str]:
 def _config_help(verb: str) -> str:
     function, cls = CONFIG_VERBS[verb]
     lines = [
-        inspect.cleandoc(str(function.__doc__)),
+        *inspect.cleandoc(str(function.__doc__)).splitlines(),
         "",
-        "The knobs; --name=value, --name value and --flag are all understood, - and _ alike.",
+        "The knobs; --name=value, --name value and --flag are understood, - and _ alike.",
         "",
     ]
     for group, entries in describe_knobs(cls):
         lines.append(f"{group}:")
         for name, default, text in entries:
-            lines.append(f"  --{name:<28} {text} [{default}]")
+            lines.append(f"  --{name:<{_KNOB - 5}} {text} [{default}]")
         lines.append("")
-    return "\n".join(lines).rstrip()
+    width = columns(of_a_pipe=_LONG)
+    fitted = [part for line in lines for part in hanging(line, width, _KNOB if line.startswith("  ") else 0)]
+    return "\n".join(fitted).rstrip()

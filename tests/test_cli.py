@@ -150,6 +150,17 @@ def test_every_word_of_plans_own_is_in_its_help_and_comes_before_the_knobs(run: 
     assert [word for word in OWN_WORDS if f"  --{word.replace('_', '-')} " not in before] == []
 
 
+@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in ("plan", "train", "sample"))])
+def test_help_fits_a_terminal_of_80_columns(
+    run: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(*words).out.split()
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(*words).out
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert shown.split() == whole, "nothing is lost, and no word is broken"
+
+
 def test_help_is_instant() -> None:
     seconds = []
     for _ in range(3):

@@ -19,9 +19,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top of the house to the bottom: a room may import its own modules and rooms above it.
 ROOMS = (
-    "errors", "language", "files", "config_file", "knobs", "shapes", "dial", "config", "sample_config",
-    "hardware", "plan", "data", "model", "optim", "convert", "run", "generate", "train", "report", "doctor",
-    "ui", "verbs", "cli",
+    "errors", "language", "terminal", "files", "config_file", "knobs", "shapes", "dial", "config",
+    "sample_config", "hardware", "plan", "data", "model", "optim", "convert", "run", "generate", "train",
+    "report", "doctor", "ui", "verbs", "cli",
 )  # fmt: skip
 FREE = ("__init__", "__main__")
 
@@ -29,7 +29,8 @@ MAX_LINES = 400
 MAX_LOOP_LINES = 300
 
 LIGHT_ROOMS = (
-    "errors", "language", "config_file", "knobs", "shapes", "dial", "config", "sample_config", "hardware",
+    "errors", "language", "terminal", "config_file", "knobs", "shapes", "dial", "config", "sample_config",
+    "hardware",
     "plan", "report",
     "verbs", "cli",
 )  # fmt: skip

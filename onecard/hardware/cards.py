@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cache, lru_cache
 from importlib import resources
@@ -37,6 +37,7 @@ class Card:
     l2_mb: float | None = None
     tdp_w: float | None = None
     bf16: float | None = None
+    fp16: float | None = None  # where there is no bf16 and fp32 accumulation halves fp16acc
     fp16acc: float | None = None
     tf32: float | None = None
     fp8: float | None = None
@@ -52,14 +53,14 @@ class Card:
     def peak_tflops(self, dtype: str) -> float | None:
         """The rate that training in `dtype` can reach at best, or None where the card cannot do it.
 
-        float16 is the fp32-accumulate rate, the same as bfloat16's. Cards older than bf16 (T4, V100) are
-        datacenter cards whose fp32-accumulate rate is not halved, so their fp16 figure stands.
+        float16 is the fp32-accumulate rate, the same as bfloat16's. Of cards older than bf16 GeForce has one
+        of its own; datacenter cards (T4, V100) do not halve it, so their fp16 figure stands.
         float32 is the TF32 rate where the card has TF32, because the trainer allows TF32 matmuls.
         """
         if dtype == "bfloat16":
             return self.bf16
         if dtype == "float16":
-            return self.bf16 if self.bf16 is not None else self.fp16acc
+            return next((rate for rate in (self.bf16, self.fp16, self.fp16acc) if rate is not None), None)
         if dtype == "float32":
             return self.tf32 if self.tf32 is not None else self.fp32
         raise ValueError(f"no peak rate is defined for dtype {dtype!r}")
@@ -105,7 +106,7 @@ _TRADEMARK = re.compile(r"\((?:r|tm)\)|[®™]")
 # ASCII is a word too and so makes a name unknown rather than being overlooked.
 _RUN = re.compile(r"sxm\d?|hbm\d?e?|[^\W\d_]+|\d+")
 _KNOWN_WORDS = sorted(
-    {*_VENDOR_OF_WORD, *_FILLER_WORDS, *_SYNONYMS, *_VARIANT_WORDS, "pcie"},
+    {*_VENDOR_OF_WORD, *_FILLER_WORDS, *_SYNONYMS, *_VARIANT_WORDS, "pcie", "pro", "sff", "titan"},
     key=lambda word: (-len(word), word),
 )
 _GLUED_WORDS = re.compile("|".join([*_KNOWN_WORDS, "[a-z]$"]))
@@ -157,10 +158,22 @@ def match_card(text: str, memory_gib: float | None = None) -> Card | None:
     """The one card this name means, or None where it means none of ours or more than one.
 
     memory_gib is what the driver reports: it breaks ties, and it keeps a card that shares its name with
-    one of ours but has other memory (RTX 4060 Ti, 8 and 16 GB) from being taken for it.
+    one of ours but has other memory (RTX 4070, 12 GB) from being taken for it.
     """
     candidates = _candidates(text, memory_gib)
     return candidates[0] if len(candidates) == 1 else None
+
+
+def match_rates(text: str) -> Card | None:
+    """As match_card where only speed matters: cards that differ in memory alone are one, without its size."""
+    candidates = _candidates(text, None)
+    rates = {(c.bf16, c.fp16, c.fp16acc, c.tf32, c.fp32, c.compute_capability) for c in candidates}
+    if len(candidates) < 2 or len(rates) > 1:
+        return match_card(text)
+    # Where they differ in more than memory (A100 SXM and PCIe), the name that is shown says less as well.
+    names = [[word for word in c.name.split() if not _MEMORY.fullmatch(word.lower())] for c in candidates]
+    shared = [word for word in names[0] if all(word in name for name in names)]
+    return replace(candidates[0], name=" ".join(shared))
 
 
 def find_card(text: str, memory_gib: float | None = None) -> Card:

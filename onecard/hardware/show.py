@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MIB = 2**20
-TABLE_WIDTH = 78
+TABLE_WIDTH = 79
 
 # What the first word of a note promises about the figures.
 SOURCES = {
@@ -183,6 +183,7 @@ def _print_card(console: Console, card: Card, gpus: list[LocalGpu]) -> None:
     ]
     rates = [
         ("bf16 or fp16, fp32 accumulation", card.bf16),
+        *([("fp16, fp32 accumulation", card.fp16)] if card.fp16 is not None else []),
         ("fp16, fp16 accumulation", card.fp16acc),
         ("tf32", card.tf32),
         ("fp8", card.fp8),

@@ -19,7 +19,7 @@ from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.options import Options
 from onecard.plan.rates import rates_of
-from onecard.plan.scaling import LossRange, counted_parameters, predicted_loss
+from onecard.plan.scaling import VOCABULARIES, LossRange, counted_parameters, in_bits_per_byte, predicted_loss
 from onecard.plan.search import Choice, Question, by_kind, chosen, kind, low_bit_is_pinned, settings, stages
 from onecard.plan.settings import setting_of
 from onecard.shapes import PRETRAINED, Nanochat2026Shape, Shape
@@ -48,21 +48,14 @@ class Answer:
         return self.choice is not None
 
     def cost(self, choice: Choice) -> Cost | None:
-        if choice.step is None:
-            return None
-        shape, options = self.question.shape, self.options
-        return cost_of(
-            self.config, choice.step, self.target.card, self.checkpoint(choice),
-            compiled=choice.setting.compile, kinds_of_layers=kinds_of_layers(shape),
-            idle_watts=options.idle_watts, price=options.price, currency=options.currency,
-        )  # fmt: skip
+        return cost_of_choice(choice, self.target, self.options)
 
     def micro_batches(self, choice: Choice) -> int:
         """Of a step; the last one may be smaller."""
         return -(-self.config.sequences_per_step // choice.setting.micro_batch)
 
     def checkpoint(self, choice: Choice) -> int:
-        return checkpoint_bytes(self.question.shape, choice.setting, self.config.by_muon)
+        return checkpoint_of(choice)
 
     @property
     def data_bytes(self) -> int:
@@ -78,17 +71,18 @@ class Answer:
 
     @property
     def loss(self) -> LossRange | None:
-        """What such a run ends at on web text; None where the tokens are not GPT-2's, or the model is not
-        a new one."""
+        """What such a run ends at on web text, in bits per byte where the tokens are not GPT-2's.
+
+        None where they are characters or bytes, of which nothing is known, or the model is not a new one.
+        """
         shape = self.question.shape
-        if (
-            self.config.init_from in PRETRAINED
-            or not GPT2_VOCABULARY <= shape.vocab_size <= GPT2_VOCABULARY + 256
-        ):
+        if self.config.init_from in PRETRAINED or not comparable(shape.vocab_size):
             return None
         family = "gpt2" if shape.arch == "gpt2" else "nanochat"
         tokens = self.config.max_iters * self.config.tokens_per_step
-        return predicted_loss(counted_parameters(shape), tokens, family=family)
+        return for_vocabulary(
+            predicted_loss(counted_parameters(shape), tokens, family=family), shape.vocab_size
+        )
 
     def alternatives(self) -> list[tuple[str, Choice]]:
         """The Pareto table: nothing that another row beats in speed and, nearly, in memory.
@@ -133,6 +127,10 @@ class Answer:
                 "name": self.target.card.name, "capacity_gib": round(self.target.capacity / GIB, 3),
                 "allowed_gib": round(self.target.allowed / GIB, 3), "dtype": self.question.dtype,
             },
+            "host": {
+                "allowed_gib": round(self.target.host / GIB, 3) if self.target.host is not None else None,
+                "kept_for_system_gib": round(self.target.host_kept / GIB, 3),
+            },
             "settings": shown.setting.to_json() | {"gradient_accumulation_steps": self.micro_batches(shown)},
             "memory": shown.bill.to_json() | {"short_gib": round(max(0, shown.short) / GIB, 4)},
             "as_given": _brief("as given", self.given, None),
@@ -169,6 +167,33 @@ def _brief(name: str, choice: Choice, cost: Cost | None) -> dict[str, Any]:
         "kwh": rounded(cost.pc_kwh, 2) if cost else None,
         "amount": rounded(cost.amount, 2) if cost else None,
     }
+
+
+def comparable(vocabulary: int) -> bool:
+    """Are its tokens so long that a run sees as much text in as many of them as with GPT-2's?"""
+    return VOCABULARIES[0] <= vocabulary <= VOCABULARIES[1]
+
+
+def for_vocabulary(loss: LossRange, vocabulary: int) -> LossRange:
+    """Nats a token say nothing where a token is another one."""
+    same = GPT2_VOCABULARY <= vocabulary <= GPT2_VOCABULARY + 256
+    return loss if same else in_bits_per_byte(loss)
+
+
+def cost_of_choice(choice: Choice, target: Target, options: Options) -> Cost | None:
+    """The whole run in this setting; None where its speed is not known."""
+    if choice.step is None:
+        return None
+    question = choice.question
+    return cost_of(
+        question.config, choice.step, target.card, checkpoint_of(choice), compiled=choice.setting.compile,
+        kinds_of_layers=kinds_of_layers(question.shape), idle_watts=options.idle_watts, price=options.price,
+        currency=options.currency,
+    )  # fmt: skip
+
+
+def checkpoint_of(choice: Choice) -> int:
+    return checkpoint_bytes(choice.question.shape, choice.setting, choice.question.config.by_muon)
 
 
 def kinds_of_layers(shape: Shape) -> int:

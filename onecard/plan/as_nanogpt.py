@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.language import _, number
-from onecard.plan.answer import question_of
+from onecard.plan.answer import cost_of_choice, question_of
 from onecard.plan.bill import CONTEXT
+from onecard.plan.cost import Cost, cost_of
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.nanogpt import NanoGPTBill, nanogpt_bill
-from onecard.plan.nanogpt_speed import nanogpt_step_time
+from onecard.plan.nanogpt_speed import (
+    CHECKPOINT_BYTES_PER_PARAMETER,
+    CHECKPOINT_PASSES,
+    nanogpt_step_time,
+)
 from onecard.plan.options import Options
 from onecard.plan.search import chosen
 from onecard.plan.speed import StepTime
-from onecard.plan.verdict import DESKTOP
+from onecard.plan.tables import Row, print_parts, print_rows, terms_together
+from onecard.plan.verdict import DESKTOP, host_remark
 from onecard.shapes import GPT2Shape
 
-Row = tuple[bool, NanoGPTBill, StepTime | None]
+Priced = tuple[bool, NanoGPTBill, StepTime | None]
 
 
-def _verdict(rows: list[Row], compiled: bool, target: Target) -> list[str]:
+def _cost(config: RunConfig, shape: GPT2Shape, target: Target, row: Priced) -> Cost | None:
+    """By the formula of our own runs, so that both times can stand beside each other."""
+    compiled, _bill, step = row
+    if step is None:
+        return None
+    return cost_of(
+        config, step, target.card, CHECKPOINT_BYTES_PER_PARAMETER * shape.parameters, compiled=compiled,
+        checkpoint_passes=CHECKPOINT_PASSES,
+    )  # fmt: skip
+
+
+def _verdict(rows: list[Priced], compiled: bool, target: Target) -> list[str]:
     """Why it dies, or when it would."""
     need = {row[0]: (row[1].reserved + CONTEXT) / GIB for row in rows}
     there = target.allowed / GIB
@@ -50,7 +67,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     shape, config = question.shape, question.config
     if not isinstance(shape, GPT2Shape):
         raise UserError(_("nanoGPT does not have {arch}").format(arch=shape.arch), hint="--arch=gpt2")
-    rows: list[Row] = []
+    rows: list[Priced] = []
     for compiled in (True, False):
         bill = nanogpt_bill(
             shape, config.batch_size, dtype=question.dtype, compiled=compiled, dropout=config.dropout,
@@ -68,10 +85,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     fits = asked[1].reserved + CONTEXT <= target.allowed
     if options.json:
         _compiled, bill, step = asked
-        seconds = config.max_iters * step.seconds if step else None
-        finish = None
-        if seconds is not None and seconds < 1e10:
-            finish = (now + timedelta(seconds=seconds)).isoformat(timespec="minutes")
+        cost = _cost(config, shape, target, asked)
         told = {
             "as": "nanogpt", "fits": fits, "compile": config.compile,
             "memory": {
@@ -84,7 +98,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
                 "tokens_per_s": round(step.tokens_per_s, 1), "step_s": round(step.seconds, 4),
                 "mfu": round(step.mfu, 4) if step.mfu else None,
             } if step else None,
-            "time": {"seconds": round(seconds, 1), "finish": finish} if seconds else None,
+            "time": cost.to_json(now)["time"] if cost else None,
             "alternatives": [
                 {
                     "name": "compiled" if compiled else "eager",
@@ -92,64 +106,66 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
                     "allocated_gib": round(other.allocated / GIB, 4),
                     "reserved_gib": round(other.reserved / GIB, 4),
                     "tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
+                    "seconds": round(each.seconds, 1) if each else None,
                 }
                 for compiled, other, speed in rows
+                for each in (_cost(config, shape, target, (compiled, other, speed)),)
             ],
         }  # fmt: skip
         print(json.dumps(told, indent=1))
         return 0 if fits else 1
-    from rich.table import Table
+    from rich.text import Text
 
     from onecard.plan.command import console
-    from onecard.plan.show import duration, model_name
+    from onecard.plan.show import TELLING, duration, model_name
 
     out = console()
-    title = f"[bold]nanoGPT[/bold], {model_name(shape)} · {target.card.name} · {question.dtype}"
-    out.print(title, highlight=False)
+    name = Text.from_markup(f"[bold]nanoGPT[/bold], {model_name(shape)}")
+    print_parts(out, [name, Text(target.card.name), Text(question.dtype)], " · ")
     for text in _verdict(rows, config.compile, target):
         out.print(text, highlight=False)
     out.print()
-    table = Table(box=None, pad_edge=False)
-    for name in (
-        "",
-        _("allocated GiB"),
-        _("reserved GiB"),
-        _("GiB with CUDA itself"),
-        _("tokens/s"),
-        _("time"),
-        "",
-    ):
-        table.add_column(name, justify="left" if not name else "right", overflow="fold")
+    costs = {row[0]: _cost(config, shape, target, row) for row in rows}
+    our_cost = cost_of_choice(ours, target, options) if ours is not None else None
+    table = []
     for compiled, bill, step in rows:
+        cost = costs[compiled]
         whole = bill.reserved + CONTEXT
         short = whole - target.allowed
-        ok = short <= 0
-        table.add_row(
-            "nanoGPT, " + (_("compiled") if compiled else "compile=False"),
-            number(bill.allocated / GIB, ".2f"),
-            number(bill.reserved / GIB, ".2f"),
-            number(whole / GIB, ".2f"),
-            number(step.tokens_per_s, ",.0f") if step else "-",
-            duration(config.max_iters * step.seconds) if step else "-",
-            _("fits") if ok else _("does not fit: {n:.2f} GiB short").format(n=short / GIB),
-        )
-    if ours is not None:
-        table.add_row(
-            f"onecard, {ours.words}", number(ours.bill.allocated / GIB, ".2f"),
-            number(ours.bill.reserved / GIB, ".2f"), number(ours.bill.process / GIB, ".2f"),
-            number(ours.tokens_per_s, ",.0f") if ours.step else "-",
-            duration(config.max_iters * ours.step.seconds) if ours.step else "-", _("fits"), style="bold",
+        figures = (
+            number(bill.allocated / GIB, ".2f"), number(bill.reserved / GIB, ".2f"),
+            number(whole / GIB, ".2f"), number(step.tokens_per_s, ",.0f") if step else "-",
+            duration(cost.seconds) if cost else "-",
         )  # fmt: skip
-    out.print(table)
+        told_fit = _("fits") if short <= 0 else _("does not fit: {n:.2f} GiB short").format(n=short / GIB)
+        table.append(Row("nanoGPT, " + (_("compiled") if compiled else "compile=False"), figures, told_fit))
+    if ours is not None:
+        figures = (
+            number(ours.bill.allocated / GIB, ".2f"), number(ours.bill.reserved / GIB, ".2f"),
+            number(ours.bill.process / GIB, ".2f"), number(ours.tokens_per_s, ",.0f") if ours.step else "-",
+            duration(our_cost.seconds) if our_cost else "-",
+        )  # fmt: skip
+        table.append(Row(f"onecard, {ours.words}", figures, _("fits"), "bold"))
+    headings = [_("allocated GiB"), _("reserved GiB"), _("GiB with CUDA itself"), _("tokens/s"), _("time")]
+    print_rows(out, "", "", headings, table)
+    if ours is not None and (told_of_host := host_remark(target, ours)):
+        out.print(told_of_host, highlight=False)
+    theirs = costs[config.compile]
+    if (
+        theirs is not None
+        and max(theirs.evaluation_share, our_cost.evaluation_share if our_cost else 0) > TELLING
+    ):
+        share = _("evaluations take {time} of nanoGPT's time").format(time=duration(theirs.evaluation_s))
+        if our_cost is not None:
+            share += ", " + _("{time} of onecard's").format(time=duration(our_cost.evaluation_s))
+        out.print(f"[dim]{share}[/dim]", highlight=False)
     out.print()
-    lines = Table(box=None, pad_edge=False, title_justify="left", title_style="bold")
-    lines.title = _("nanoGPT's peak ({moment})").format(moment=_(asked[1].moment))
-    lines.add_column(_("what"))
-    lines.add_column("GiB", justify="right")
-    lines.add_column(_("formula"), style="dim")
-    for line in sorted(asked[1].lines, key=lambda line: -line.bytes):
-        if line.bytes >= GIB / 200:
-            lines.add_row(_(line.name), number(line.gib, ".3f"), line.formula)
-    lines.add_row(_("allocated GiB"), number(asked[1].allocated / GIB, ".3f"), "", style="bold")
-    out.print(lines)
+    lines = [
+        Row(_(line.name), (number(line.gib, ".3f"),), terms_together(line.formula), "")
+        for line in sorted(asked[1].lines, key=lambda line: -line.bytes)
+        if line.bytes >= GIB / 200
+    ]
+    lines.append(Row(_("allocated GiB"), (number(asked[1].allocated / GIB, ".3f"),), style="bold"))
+    peak = _("nanoGPT's peak ({moment})").format(moment=_(asked[1].moment))
+    print_rows(out, peak, _("what"), ["GiB"], lines, _("formula"))
     return 0 if fits else 1

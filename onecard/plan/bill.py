@@ -30,7 +30,7 @@ _USUAL_WORKSPACE = 8_519_680
 # By compute capability, of its largest card: what the compiler clears between two tries of a kernel. GeForce
 # cards of one capability differ by 70 MiB; where the card itself is known, its own figure counts.
 _L2 = {(7, 5): 6 * MIB, (8, 0): 40 * MIB, (8, 6): 6 * MIB, (9, 0): 60 * MIB, (10, 0): 128 * MIB}
-_USUAL_L2 = 96 * MIB
+_USUAL_L2 = 128 * MIB
 # Measured with expandable segments (benchmarks/results): the allocator holds 7 to 173 MiB more than is in use
 # where nothing hinders it, mostly 20 to 105. Under a cap it does with less: slack and margin together were
 # enough for all of the grid that was tried without graphs, though eight take 9 to 77 MiB more when they may.

@@ -15,9 +15,12 @@ from onecard.language import _, english, number
 from onecard.plan.answer import Answer, answer
 from onecard.plan.largest import Size, best_for_time, largest_models, longest_blocks
 from onecard.plan.lines import GIB
-from onecard.plan.machine import Figures, Target, find_target
+from onecard.plan.machine import Figures, find_target
 from onecard.plan.options import Options, budget_seconds, split_words
+from onecard.plan.scaling import BITS
 from onecard.plan.search import kind
+from onecard.plan.tables import Row, print_rows
+from onecard.terminal import columns
 
 _WEEK = 7 * 86400.0
 
@@ -57,8 +60,7 @@ def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
 def console() -> Any:
     from rich.console import Console
 
-    # A table cut to 80 columns by a pipe loses figures.
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    return Console(file=sys.stdout, width=columns(of_a_pipe=160))
 
 
 def _show_largest(found: Answer, options: Options, now: datetime) -> int:
@@ -75,62 +77,65 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
             _("not even the smallest model fits into {n:.2f} GiB").format(n=found.target.allowed / GIB),
             exit_code=1,
         )
-    from onecard.plan.show import count, duration, way_name
+    from onecard.plan.show import TELLING, count, duration, way_name
 
     out = console()
     have, host = number(found.target.allowed / GIB, ".2f"), found.target.host
-    beside = _("as much of the PC's own memory as it takes (--host-ram GIB says what there is)")
+    beside = _("the PC's own memory is not looked at (--host-ram GIB)")
     if host is not None:
         beside = _("{n:.0f} GiB of the PC's own memory").format(n=host / GIB)
+        if found.target.host_kept:
+            kept = found.target.host_kept / GIB
+            beside += ", " + _("besides {n:.0f} that are left to the system").format(n=kept)
     out.print(f"[bold]{found.target.card.name}[/bold], {have} GiB; {beside}", highlight=False)
     out.print()
-    _table_of_sizes(out, _("The largest model"), sizes["largest"], found.target)
+    _table_of_sizes(out, _("The largest model"), sizes["largest"])
     if sizes["longest"]:
-        _table_of_sizes(out, _("The longest block of this model"), sizes["longest"], found.target)
+        _table_of_sizes(out, _("The longest block of this model"), sizes["longest"])
     if candidates:
-        from rich.table import Table
-
-        title = _("The best model for {time}, by expected loss (nats a token, FineWeb)").format(
-            time=duration(seconds)
-        )
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-        for name in (_("parameters"), _("layers × width"), _("tokens"), _("tokens/s"), _("loss"), "GiB",
-                     _("host GiB")):  # fmt: skip
-            table.add_column(name, justify="right")
-        table.add_column(_("way"))
+        title = _("The best model for {time}, by expected loss (nats a token, FineWeb)")
+        if candidates[0].loss.unit == BITS:
+            title = _("The best model for {time}, by expected loss (bits per byte, FineWeb)")
+        title = title.format(time=duration(seconds))
+        headings = [_("parameters"), _("layers × width"), _("tokens"), _("tokens/s"), _("loss"), "GiB",
+                    _("host GiB")]  # fmt: skip
+        rows = []
         for candidate in candidates:
             shape, loss = candidate.choice.question.shape, candidate.loss
-            table.add_row(
+            figures = (
                 count(shape.parameters), f"{shape.n_layer} × {shape.n_embd}",
                 count(candidate.tokens), number(candidate.choice.tokens_per_s, ",.0f"),
                 number(loss.low, ".2f") + " – " + number(loss.high, ".2f"),
                 number(candidate.choice.bill.process / GIB, ".2f"),
                 number(candidate.choice.host_bytes / GIB, ".1f") if candidate.choice.bill.host else "",
-                way_name(kind(candidate.choice.setting)),
             )  # fmt: skip
-        out.print(table)
+            rows.append(Row(way_name(kind(candidate.choice.setting)), figures))
+        print_rows(out, title, _("way"), headings, rows)
+        if candidates[0].evaluation_s > TELLING * seconds:
+            share = _("evaluations take {time} of it").format(time=duration(candidates[0].evaluation_s))
+            out.print(f"[dim]{share}[/dim]", highlight=False)
         out.print(f"[dim]{candidates[0].loss.basis}[/dim]")
         if candidates[0].not_distinguishable:
             out.print(_("The first rows cannot be told apart: the smaller one is cheaper to use."))
+    elif found.question.rates is not None:
+        out.print(_("Not one step of any model is done within {time}.").format(time=duration(seconds)))
     return 0
 
 
-def _table_of_sizes(out: Any, title: str, sizes: list[Size], target: Target) -> None:
-    from rich.table import Table
-
+def _table_of_sizes(out: Any, title: str, sizes: list[Size]) -> None:
     from onecard.plan.show import count
 
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-    for name in ("", _("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), _("tokens/s")):
-        table.add_column(name, justify="left" if not name else "right")
+    headings = [_("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), _("tokens/s")]
+    rows = []
     for size in sizes:
         choice = size.choice
         shape = choice.question.shape
-        table.add_row(
-            _(size.kind), count(shape.parameters), f"{shape.n_layer} × {shape.n_embd}",
-            number(shape.block_size, ","), number(choice.bill.process / GIB, ".2f"),
-            number(choice.host_bytes / GIB, ".1f"),
+        figures = (
+            count(shape.parameters), f"{shape.n_layer} × {shape.n_embd}", number(shape.block_size, ","),
+            number(choice.bill.process / GIB, ".2f"),
+            number(choice.host_bytes / GIB, ".1f") if choice.bill.host else "",
             number(choice.tokens_per_s, ",.0f"),
         )  # fmt: skip
-    out.print(table)
+        rows.append(Row(_(size.kind), figures))
+    print_rows(out, title, "", headings, rows)
     out.print()

@@ -22,6 +22,7 @@ POWER_SHARE = 0.93
 IDLE_WATTS = 80.0
 PRICE, CURRENCY = 0.30, "EUR"
 DISK_BYTES_PER_S = 8e8
+CHECKPOINT_PASSES = 3  # ours is written, flushed, and read again to be sure
 # Cold, the compiler needs about this; later runs find it done.
 _COMPILE = 40.0
 _COMPILE_PER_KIND = 15.0
@@ -42,6 +43,10 @@ class Cost:
     @property
     def days(self) -> float:
         return self.seconds / 86400
+
+    @property
+    def evaluation_share(self) -> float:
+        return self.evaluation_s / self.seconds
 
     def finish(self, now: datetime) -> datetime | None:
         """None beyond what a calendar holds."""
@@ -68,6 +73,38 @@ def rounded(value: float | None, digits: int) -> float | None:
     return round(value, digits) if value is not None else None
 
 
+def evaluations_of(config: RunConfig) -> int:
+    """One before the first step and one every eval_interval, as nanoGPT does it too."""
+    return config.max_iters // config.eval_interval + 1
+
+
+def evaluation_seconds(config: RunConfig, step: StepTime) -> float:
+    """One evaluation: eval_iters batches of both splits, forward alone."""
+    return 2 * config.eval_iters * config.batch_size * config.block_size / step.evaluated_per_s
+
+
+def first_step_seconds(compiled: bool, kinds_of_layers: int = 1) -> float:
+    return _COMPILE + _COMPILE_PER_KIND * (kinds_of_layers - 1) if compiled else 5.0
+
+
+def steps_within(
+    seconds: float,
+    config: RunConfig,
+    step: StepTime,
+    checkpoint_bytes: int,
+    *,
+    compiled: bool,
+    kinds_of_layers: int = 1,
+) -> int:
+    """How many steps such a run takes in a time that evaluations and checkpoints are part of.
+
+    What cost_of adds up, the other way round.
+    """
+    each = evaluation_seconds(config, step) + CHECKPOINT_PASSES * checkpoint_bytes / DISK_BYTES_PER_S
+    left = seconds - first_step_seconds(compiled, kinds_of_layers) - each
+    return max(0, int(left / (step.seconds + each / config.eval_interval)))
+
+
 def cost_of(
     config: RunConfig,
     step: StepTime,
@@ -76,18 +113,17 @@ def cost_of(
     *,
     compiled: bool,
     kinds_of_layers: int = 1,
+    checkpoint_passes: int = CHECKPOINT_PASSES,
     idle_watts: float = IDLE_WATTS,
     price: float = PRICE,
     currency: str = CURRENCY,
 ) -> Cost:
     """The config's whole run."""
-    steps = config.max_iters
-    training = steps * step.seconds
-    evaluations = steps // config.eval_interval + 1
-    evaluated = 2 * config.eval_iters * config.batch_size * config.block_size
-    evaluation = evaluations * evaluated / step.evaluated_per_s
-    saving = evaluations * 3 * checkpoint_bytes / DISK_BYTES_PER_S  # written, read again to be sure, flushed
-    first = _COMPILE + _COMPILE_PER_KIND * (kinds_of_layers - 1) if compiled else 5.0
+    training = config.max_iters * step.seconds
+    evaluations = evaluations_of(config)
+    evaluation = evaluations * evaluation_seconds(config, step)
+    saving = evaluations * checkpoint_passes * checkpoint_bytes / DISK_BYTES_PER_S
+    first = first_step_seconds(compiled, kinds_of_layers)
     seconds = training + evaluation + saving + first
     if card.tdp_w is None:
         return Cost(seconds, training, evaluation, saving, first, None, None, None, currency)

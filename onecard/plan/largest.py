@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from onecard.config import RunConfig
-from onecard.plan.answer import Answer
+from onecard.plan.answer import Answer, checkpoint_of, for_vocabulary, kinds_of_layers
+from onecard.plan.cost import evaluation_seconds, evaluations_of, steps_within
 from onecard.plan.lines import GIB
 from onecard.plan.scaling import LossRange, best_for_tokens, counted_parameters
 from onecard.plan.search import Choice, Question, fastest, settings
@@ -40,10 +41,16 @@ class Size:
 
 @dataclass(frozen=True)
 class Candidate:
-    choice: Choice
+    choice: Choice  # of a run as long as the time allows
     tokens: float
     loss: LossRange
     not_distinguishable: bool
+
+    @property
+    def evaluation_s(self) -> float:
+        """What of the time goes to evaluations."""
+        config, step = self.choice.question.config, self.choice.step
+        return evaluations_of(config) * evaluation_seconds(config, step) if step else 0.0
 
     def to_json(self) -> dict[str, Any]:
         shape = self.choice.question.shape
@@ -56,7 +63,9 @@ class Candidate:
             "host_gib": round(self.choice.host_bytes / GIB, 3),
             "tokens": round(self.tokens),
             "tokens_per_s": round(self.choice.tokens_per_s, 1),
+            "evaluation_s": round(self.evaluation_s, 1),
             "loss": [round(x, 3) for x in (self.loss.low, self.loss.middle, self.loss.high)],
+            "loss_unit": self.loss.unit,
             "basis": self.loss.basis,
             "not_distinguishable": self.not_distinguishable,
         }
@@ -145,12 +154,31 @@ def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = 
     for depth in range(4, 33, 2):
         choice = _best(_with(question, of_depth(question.config, depth)), low_bit=False)
         choice = choice or _best(_with(question, of_depth(question.config, depth)), low_bit=True)
-        if choice is not None:
-            tokens = seconds * choice.tokens_per_s
+        if choice is not None and choice.step is not None:
+            choice = _as_long_as(choice, seconds)
+            tokens = choice.question.config.max_iters * choice.question.config.tokens_per_step
             by_size[counted_parameters(choice.question.shape)] = (choice, tokens)
     if not by_size:
         return []
     family = "gpt2" if question.config.arch == "gpt2" else "nanochat"
     options = [(parameters, tokens) for parameters, (_, tokens) in by_size.items() if tokens >= 1]
     ranked = best_for_tokens(options, family, unique_tokens=unique_tokens)
-    return [Candidate(by_size[r.parameters][0], r.tokens, r.loss, r.not_distinguishable) for r in ranked[:5]]
+    vocabulary = question.shape.vocab_size
+    return [
+        Candidate(
+            by_size[r.parameters][0], r.tokens, for_vocabulary(r.loss, vocabulary), r.not_distinguishable
+        )
+        for r in ranked[:5]
+    ]
+
+
+def _as_long_as(choice: Choice, seconds: float) -> Choice:
+    """The same with as many steps as the time is enough for, its evaluations and checkpoints counted."""
+    question = choice.question
+    assert choice.step is not None
+    steps = steps_within(
+        seconds, question.config, choice.step, checkpoint_of(choice), compiled=choice.setting.compile,
+        kinds_of_layers=kinds_of_layers(question.shape),
+    )  # fmt: skip
+    config = dataclasses.replace(question.config, max_iters=steps)
+    return dataclasses.replace(question, config=config).answer(choice.setting)

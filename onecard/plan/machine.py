@@ -15,6 +15,9 @@ from onecard.language import _
 from onecard.plan.lines import GIB
 from onecard.plan.rates import GIVEN
 
+# What a system and its desktop hold of the PC's own memory. The trainer counts what is available where it
+# runs, which leaves that out already; of --host-ram, which is what the PC has, it has to be taken off.
+HOST_RESERVE = 2 * GIB
 # Of the memory on the box, what a driver reports as total: 98.5% (24 GB cards) to 99.9% (12 GB).
 _REPORTED = 0.985
 
@@ -27,9 +30,10 @@ class Target:
     capacity: int  # bytes it has
     allowed: int  # bytes the process may take
     taken: int  # by other programs, now
-    host: int | None  # bytes of host memory there are; None: another machine
+    host: int | None  # bytes of host memory a run may take; None: another machine, nobody has looked
     measured: Measured | None
     here: bool  # in this machine
+    host_kept: int = 0  # bytes of host memory left to the system, besides
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,10 @@ class Figures:
         """The card with these figures instead of the table's."""
         if self.tflops is not None:
             # A card without bf16 has no other rate to train at than that of fp16; the others go along.
-            named = "bf16" if card.bf16 is not None or card.fp16acc is None else "fp16acc"
+            without = "fp16acc" if card.fp16 is None else "fp16"
+            named = "bf16" if card.bf16 is not None or card.fp16acc is None else without
             factor = self.tflops / (getattr(card, named) or self.tflops)
-            others = {name: rate * factor for name in ("bf16", "fp16acc", "tf32", "fp32")
+            others = {name: rate * factor for name in ("bf16", "fp16", "fp16acc", "tf32", "fp32")
                       if (rate := getattr(card, name)) is not None}  # fmt: skip
             card = replace(card, **(others | {named: self.tflops}))
         if self.of_speed:
@@ -99,10 +104,12 @@ def find_target(
             "--vram_limit, --vram_reserve",
         )
     host = available_memory() if local is not None else None
+    kept = 0
     if host_ram is not None:
-        host = int(host_ram * GIB)
+        kept = min(HOST_RESERVE, int(host_ram * GIB))
+        host = int(host_ram * GIB) - kept
     measured = None if figures.of_speed else load_measured(card.name, capacity / GIB)
-    return Target(card, capacity, allowed, taken, host, measured, local is not None)
+    return Target(card, capacity, allowed, taken, host, measured, local is not None, kept)
 
 
 def _card_by_figures(

@@ -16,6 +16,8 @@ _REST = {True: 120.0, False: 312.0}
 _LOGITS = {True: 27.0, False: 50.0}
 _WEIGHTS = 17.0
 _UPDATE = 44.0  # AdamW, fused: gradients, weights and both moments, and clearing
+# torch.save writes fp32 weights and AdamW's two averages, once, where evaluations have been done.
+CHECKPOINT_BYTES_PER_PARAMETER, CHECKPOINT_PASSES = 12, 1
 _KERNELS = {True: 20, False: 60}  # of a layer: a whole compiled model hands out fewer
 
 

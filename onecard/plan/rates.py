@@ -17,7 +17,7 @@ from onecard.hardware.measured import Measured
 _SUSTAINED = {(8, 0): 0.73, (8, 6): 0.95, (8, 9): 1.0, (9, 0): 0.655, (10, 0): 0.62, (12, 0): 0.95}
 _CALIBRATED = {"H200 SXM", "RTX 4070"}
 GIVEN = "given"  # the note of a card whose figures are the user's
-_PROFESSIONAL = 0.62  # L40S, RTX 6000 Ada, A6000, L4: datasheet rates their power does not carry
+_PROFESSIONAL = 0.62  # L40S, RTX 6000 Ada, A6000, L4, PRO 6000: datasheet rates their power does not carry
 _COPY = 0.90  # of nominal bandwidth (H200: 4.3 of 4.8 TB/s)
 _ATTENTION = 0.75 / 0.8415  # of the matmul rate
 _FP32_ATTENTION = 0.36  # of the plain cores' rate: its kernel for float32 does not use the tensor cores
@@ -64,7 +64,7 @@ def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates 
     peak = nominal * 1e12
     capability = card.compute_capability or (8, 0)
     share = _SUSTAINED.get(capability, 0.7)
-    if card.tdp_w and capability in ((8, 6), (8, 9)) and nominal > 0.9 * (card.fp16acc or nominal):
+    if card.tdp_w and capability in ((8, 6), (8, 9), (12, 0)) and nominal > 0.9 * (card.fp16acc or nominal):
         share = _PROFESSIONAL
     matmul = share * peak
     bandwidth = _COPY * (card.bandwidth_gbps or 400.0) * 1e9

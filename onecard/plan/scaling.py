@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from onecard.errors import UserError
@@ -70,28 +70,38 @@ NOTHING_LEARNED = math.log(50257)
 WORTH = (2.7, 3.5)
 WORTH_MEASURED_TO, WORTH_LOST_AT = 64e6, 6.4e9
 
+# Bytes in one of GPT-2's tokens on web text: 4.46 on 20 MB of FineWeb (much of it law), 4.59 with Wikipedia.
+# A token of a vocabulary of 32k or 65k learned from these 20 MB holds 1% and 6% more, so that as many of them
+# are a little more text: worth less than this many nats.
+BYTES_PER_TOKEN = (4.4, 4.7)
+LONGER_TOKENS = 0.03
+VOCABULARIES = (32_000, 66_000)
+
 # Value of repeated text, arXiv 2305.16264 (appendix A): after so many repeats the gain has decayed to 1/e.
 REPEATS_DECAY = 15.387756
 MANY_EPOCHS = 4
 TOKENS_PER_PARAMETER = 20
+
+NATS, BITS = "nats per token, GPT-2's tokenizer, web text", "bits per byte, web text"
 
 Standing = Literal["ahead", "within", "behind"]
 
 
 @dataclass(frozen=True)
 class LossRange:
-    """Nats per token of GPT-2's tokenizer, for a run that has ended."""
+    """Nats per token of GPT-2's tokenizer, or bits per byte, for a run that has ended."""
 
     low: float
     middle: float
     high: float
     basis: str  # a sentence for people
     extrapolated: bool
+    unit: str = NATS
 
     def to_json(self) -> dict[str, Any]:
         return {
             "low": round(self.low, 3), "middle": round(self.middle, 3), "high": round(self.high, 3),
-            "unit": "nats per token, GPT-2's tokenizer, web text", "basis": self.basis,
+            "unit": self.unit, "basis": self.basis,
         }  # fmt: skip
 
     def standing(self, measured: float, learning_rate: float = 0.0) -> Standing:
@@ -99,6 +109,7 @@ class LossRange:
 
         `learning_rate` over its peak when it was measured: in the middle of a run more loss is allowed.
         """
+        assert self.unit == NATS
         ended = measured - STILL_HIGH * learning_rate
         if ended < self.low:
             return "ahead"
@@ -160,6 +171,16 @@ def predicted_loss(parameters: int, tokens: float, *, family: str = "gpt2") -> L
     measured_worth = family == "gpt2" or tokens <= WORTH_MEASURED_TO
     basis = _basis((fewer, more), outside, measured_worth)
     return LossRange(low, middle, high, basis, outside or not measured_worth)
+
+
+def in_bits_per_byte(loss: LossRange) -> LossRange:
+    """What compares across tokenizers: the same text's bits, over its bytes instead of GPT-2's tokens."""
+    short, long = (math.log(2) * size for size in BYTES_PER_TOKEN)
+    basis = _("{n} to {m} bytes in a token of GPT-2's").format(n=BYTES_PER_TOKEN[0], m=BYTES_PER_TOKEN[1])
+    return replace(
+        loss, low=(loss.low - LONGER_TOKENS) / long, middle=loss.middle / math.sqrt(short * long),
+        high=(loss.high + LONGER_TOKENS) / short, basis=f"{loss.basis}; {basis}", unit=BITS,
+    )  # fmt: skip
 
 
 def half_width(parameters: float, tokens: float) -> float:

@@ -10,13 +10,16 @@ from onecard.plan.answer import Answer
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB, Line
 from onecard.plan.machine import Target
+from onecard.plan.scaling import NATS, token_worth
 from onecard.plan.search import Choice
+from onecard.plan.tables import Row, print_parts, print_rows, terms_together
 from onecard.plan.verdict import shortage, verdict
 from onecard.shapes import Shape
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 _WIDTH = 60  # of the bar
 _COLOURS = ("cyan", "blue", "magenta", "yellow", "green", "red", "white", "bright_black")
@@ -33,7 +36,9 @@ _GROUPS = (
     ("libraries", ("matmul", "a buffer", "allocator", "CUDA", "the recorded")),
 )
 
-_TELLING = 0.03  # of the time: what is less is not worth a line
+# Bits per byte after so many tokens (references.toml): far below what the same model reaches on FineWeb.
+_CLIMBMIX = 0.78, 8.52e9
+TELLING = 0.03  # of the time: what is less is not worth a line
 
 
 def names_to_translate() -> list[str]:
@@ -107,14 +112,13 @@ def model_name(shape: Shape) -> str:
 
 
 def show(answer: Answer, console: Console) -> None:
+    from rich.text import Text
+
     question, target = answer.question, answer.target
-    console.print(
-        f"[bold]{model_name(question.shape)}[/bold] · {target.card.name}, "
-        + number(target.capacity / GIB, ".1f")
-        + f" GiB · {question.dtype} · "
-        + _("{n:,} tokens a step").format(n=answer.config.tokens_per_step),
-        highlight=False,
-    )
+    card = f"{target.card.name}, " + number(target.capacity / GIB, ".1f") + " GiB"
+    step = _("{n:,} tokens a step").format(n=answer.config.tokens_per_step)
+    name = Text(model_name(question.shape), style="bold")
+    print_parts(console, [name, *map(Text, (card, question.dtype, step))], " · ")
     for text in verdict(answer):
         console.print(text, highlight=False)
     shown = answer.choice or answer.nearest
@@ -128,14 +132,16 @@ def show(answer: Answer, console: Console) -> None:
     console.print()
     peak = _("Memory at its peak ({moment})").format(moment=_(shown.bill.worst.name))
     console.print(f"[bold]{peak}[/bold]")
-    console.print(memory_table(shown, formulas=answer.options.formulas))
-    console.print(bar(shown, target))
+    show_memory(shown, console, formulas=answer.options.formulas)
+    strip, legend = bar(shown, target)
+    console.print(strip)
+    print_parts(console, legend, "")
     if answer.options.compare or not answer.fits:
         console.print()
-        console.print(comparison(answer))
+        show_comparison(answer, console)
     if answer.options.stages and answer.fits:
         console.print()
-        console.print(stage_table(answer))
+        show_stages(answer, console)
 
 
 def _plain(text: str) -> str:
@@ -145,31 +151,29 @@ def _plain(text: str) -> str:
     return escape(text)
 
 
-def memory_table(choice: Choice, *, formulas: bool) -> Table:
-    from rich.table import Table
-
+def show_memory(choice: Choice, console: Console, *, formulas: bool) -> None:
     bill = choice.bill
-    table = Table(box=None, pad_edge=False)
-    table.add_column(_("what"))
-    table.add_column("GiB", justify="right")
-    if formulas:
-        table.add_column(_("formula"), style="dim")
-    for line in bill.all_lines():
-        if line.bytes >= GIB / 1000 or formulas:
-            table.add_row(_(line.name), number(line.gib, ".3f"), *([line.formula] if formulas else []))
-    whole = _("the card must have free")
-    table.add_row(f"[bold]{whole}[/bold]", "[bold]" + number(bill.process / GIB, ".3f") + "[/bold]")
+    rows = [
+        Row(_(line.name), (number(line.gib, ".3f"),), terms_together(line.formula) if formulas else "")
+        for line in bill.all_lines()
+        if line.bytes >= GIB / 1000 or formulas
+    ]
+    rows.append(Row(_("the card must have free"), (number(bill.process / GIB, ".3f"),), style="bold"))
     if bill.host:
-        table.add_row(_("and of the PC's own memory"), number(choice.host_bytes / GIB, ".3f"))
-        table.add_row(_("of it offloaded"), number(bill.host / GIB, ".3f"))
-    return table
+        rows.append(Row(_("and of the PC's own memory"), (number(choice.host_bytes / GIB, ".3f"),)))
+        rows.append(Row(_("of it offloaded"), (number(bill.host / GIB, ".3f"),)))
+    print_rows(console, "", _("what"), ["GiB"], rows, _("formula") if formulas else "")
 
 
-def bar(choice: Choice, target: Target) -> RenderableType:
-    """The card as a strip, coloured by what fills it."""
+def bar(choice: Choice, target: Target) -> tuple[Text, list[Text]]:
+    """The card as a strip, coloured by what fills it, and what the colours mean."""
     from rich.text import Text
 
-    text, legend = Text(), Text()
+    text, legend = Text(), []
+
+    def explain(mark: str, style: str, name: str, size: int) -> None:
+        legend.append(Text().append(f" {mark} ", style=style).append(name + " " + number(size / GIB, ".2f")))
+
     capacity = target.capacity
     scale = max(capacity, choice.bill.process)
     used = 0
@@ -179,21 +183,18 @@ def bar(choice: Choice, target: Target) -> RenderableType:
         cells = round(used / scale * _WIDTH) - round(first / scale * _WIDTH)
         colour = _COLOURS[place % len(_COLOURS)]
         text.append("█" * cells, style=colour)
-        legend.append(" ■ ", style=colour)
-        legend.append(_(name) + " " + number(size / GIB, ".2f"))
+        explain("■", colour, _(name), size)
     over, others = choice.bill.process > target.allowed, capacity - target.allowed
     if others > GIB / 20:
         used += others
         text.append("▒" * (round(used / scale * _WIDTH) - len(text)), style="bright_black")
-        legend.append(" ▒ ", style="bright_black")
-        legend.append(_("for others") + " " + number(others / GIB, ".2f"))
+        explain("▒", "bright_black", _("for others"), others)
     if over:
         text.append(" " + _("over"), style="red")
     else:
         text.append("░" * (_WIDTH - len(text)), style="bright_black")
-        legend.append(" ░ ", style="bright_black")
-        legend.append(_("free") + " " + number((capacity - used) / GIB, ".2f"))
-    return text.append("\n").append_text(legend)
+        explain("░", "bright_black", _("free"), capacity - used)
+    return text, legend
 
 
 def grouped(lines: tuple[Line, ...]) -> list[tuple[str, list[Line]]]:
@@ -241,14 +242,12 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     beside = []
     if choice.setting.compile:
         beside.append(_("the first step compiles: about {time}").format(time=duration(cost.first_step_s)))
-    if cost.evaluation_s > _TELLING * cost.seconds:
+    if cost.evaluation_share > TELLING:
         beside.append(_("evaluations take {time} of it").format(time=duration(cost.evaluation_s)))
     if beside:
         table.add_row("", f"[dim]{'; '.join(beside)}[/dim]")
-    loss = answer.loss
-    if loss is not None:
-        told = _("{low:.2f} to {high:.2f} nats a token expected on web text, at the end of the run")
-        table.add_row(_("loss"), told.format(low=loss.low, high=loss.high))
+    for name, text in _loss_rows(answer):
+        table.add_row(name, text)
     if cost.amount is None:
         table.add_row(_("energy"), _("not known without the card's power: --watts W"))
     else:
@@ -273,6 +272,25 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     return table
 
 
+def _loss_rows(answer: Answer) -> list[tuple[str, str]]:
+    """Of bits per byte also where they come from: nanochat's published ones are of other text."""
+    loss = answer.loss
+    if loss is None:
+        return []
+    if loss.unit == NATS:
+        told = _("{low:.2f} to {high:.2f} nats a token expected on web text, at the end of the run")
+        return [(_("loss"), told.format(low=loss.low, high=loss.high))]
+    told = _("{low:.2f} to {high:.2f} bits per byte expected on FineWeb, at the end of the run")
+    source = [_("from published runs of GPT-2 on FineWeb")]
+    if answer.question.shape.arch != "gpt2":
+        low, high = token_worth(answer.config.max_iters * answer.config.tokens_per_step)
+        worth = _("a token of nanochat counted as {low:.1f} to {high:.1f} of GPT-2's")
+        source.append(worth.format(low=low, high=high))
+        easier = _("on ClimbMix, an easier text, nanochat's d12 had {n:.2f} after {tokens} tokens")
+        source.append(easier.format(n=_CLIMBMIX[0], tokens=count(_CLIMBMIX[1])))
+    return [(_("loss"), told.format(low=loss.low, high=loss.high)), ("", f"[dim]{'; '.join(source)}[/dim]")]
+
+
 def count(tokens: float) -> str:
     """As people write it: 1.54M, 3.15B."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -285,53 +303,46 @@ def _when(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d %H:%M")
 
 
-def comparison(answer: Answer) -> Table:
-    from rich.table import Table
-
-    table = Table(
-        box=None, pad_edge=False, title=_("Ways to run it"), title_justify="left", title_style="bold"
-    )
-    for name, justify in ((_("way"), "left"), (_("micro-batch"), "right"), (_("tokens/s"), "right"),
-                          (_("time"), "right"), ("GiB", "right"), (_("host GiB"), "right"),
-                          ("kWh", "right"), (_plain(answer.options.currency), "right"),
-                          (_("notes"), "left")):  # fmt: skip
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+def show_comparison(answer: Answer, console: Console) -> None:
+    rows = []
     for name, choice in answer.alternatives():
         cost = answer.cost(choice) if choice.fits else None
         note = "" if choice.fits else _("does not fit: {what}").format(what=shortage(choice))
         if choice.fits and answer.choice is not None and choice.setting == answer.choice.setting:
             note = _("chosen")
-        table.add_row(
-            way_name(name), str(choice.setting.micro_batch),
-            number(choice.tokens_per_s, ",.0f") if cost else "-",
+        figures = (
+            str(choice.setting.micro_batch), number(choice.tokens_per_s, ",.0f") if cost else "-",
             duration(cost.seconds) if cost else "-", number(choice.bill.process / GIB, ".2f"),
             number(choice.host_bytes / GIB, ".1f") if choice.bill.host else "",
             number(cost.pc_kwh, ",.1f") if cost and cost.pc_kwh is not None else "-",
-            number(cost.amount, ",.2f") if cost and cost.amount is not None else "-", note,
-            style="" if choice.fits else "dim",
+            number(cost.amount, ",.2f") if cost and cost.amount is not None else "-",
         )  # fmt: skip
-    return table
+        rows.append(Row(way_name(name), figures, note, "" if choice.fits else "dim"))
+    headings = [
+        _("micro-batch"),
+        _("tokens/s"),
+        _("time"),
+        "GiB",
+        _("host GiB"),
+        "kWh",
+        answer.options.currency,
+    ]
+    print_rows(console, _("Ways to run it"), _("way"), headings, rows, _("notes"))
+    if answer.target.host is None and any(choice.bill.host for _name, choice in answer.alternatives()):
+        told = _("host GiB: whether the PC has as much was not looked at (--host-ram GIB)")
+        console.print(f"[dim]{told}[/dim]", highlight=False)
 
 
-def stage_table(answer: Answer) -> Table:
-    from rich.table import Table
-
-    title = _("Back to speed, one step after the other")
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-    for name, justify in (
-        (_("turn on"), "left"),
-        ("GiB", "right"),
-        (_("tokens/s"), "right"),
-        (_("gain"), "right"),
-        (_("flags"), "left"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+def show_stages(answer: Answer, console: Console) -> None:
+    rows = []
     before: Choice | None = None
     for name, choice in answer.stages():
         gain = choice.tokens_per_s / before.tokens_per_s - 1 if before and before.tokens_per_s else None
-        table.add_row(
-            way_name(name), number(choice.bill.process / GIB, ".2f"), number(choice.tokens_per_s, ",.0f"),
-            "" if gain is None else number(gain, "+.0%"), choice.words,
+        figures = (
+            number(choice.bill.process / GIB, ".2f"), number(choice.tokens_per_s, ",.0f"),
+            "" if gain is None else number(gain, "+.0%"),
         )  # fmt: skip
+        rows.append(Row(way_name(name), figures, choice.words))
         before = choice
-    return table
+    title = _("Back to speed, one step after the other")
+    print_rows(console, title, _("turn on"), ["GiB", _("tokens/s"), _("gain")], rows, _("flags"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onecard.language import _
 from onecard.plan.answer import Answer
 from onecard.plan.lines import GIB
+from onecard.plan.machine import Target
 from onecard.plan.search import Choice
 
 # What a desktop with a browser takes of the card it is drawn by, in GiB.
@@ -31,7 +32,26 @@ def verdict(answer: Answer) -> list[str]:
             texts.append(_("With auto_fit=False these flags have to be given; train would refuse."))
     if choice is not None:
         texts += _remarks(answer, choice)
-    return texts
+    # What falls short of the PC's own memory was told first, and is the config's own setting.
+    shown = given if given.short <= 0 < given.host_short else choice or answer.nearest
+    told = host_remark(answer.target, shown)
+    return [*texts, told] if told else texts
+
+
+def host_remark(target: Target, choice: Choice) -> str:
+    """Where it uses the PC's own memory: what of it is left to the system, or that nobody has looked."""
+    if not choice.bill.host:
+        return ""
+    if target.host is None:
+        return _(
+            "It takes {n:.1f} GiB of the PC's own memory; whether there is as much was not looked at "
+            "(--host-ram GIB)."
+        ).format(n=choice.host_bytes / GIB)
+    if not target.host_kept:
+        return ""
+    return _("Of the PC's {n:.0f} GiB of memory {kept:.0f} are left to the system.").format(
+        n=(target.host + target.host_kept) / GIB, kept=target.host_kept / GIB
+    )
 
 
 def _as_it_stands(given: Choice) -> str:
@@ -59,12 +79,6 @@ def _remarks(answer: Answer, choice: Choice) -> list[str]:
     if not choice.setting.exact:
         texts.append(
             _("This is low-bit training (bf16 weights, int8 states): not the same as exact training.")
-        )
-    if choice.bill.host and target.host is None:
-        texts.append(
-            _("It takes {n:.0f} GiB of the PC's own memory; --host-ram says how much there is.").format(
-                n=choice.host_bytes / GIB
-            )
         )
     if config.dropout:
         texts.append(_("The time that dropout takes is not counted."))

@@ -12,7 +12,7 @@ from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
-from onecard.hardware.cards import Card, find_card, match_card
+from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.knobs import knobs, load_config
 from onecard.language import _, english, ngettext
@@ -23,6 +23,7 @@ from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, O
 from onecard.report.mfu import percent
 from onecard.run.directory import RunDirectory
 from onecard.sample_config import SampleConfig
+from onecard.terminal import columns, hanging
 from onecard.train.pace import duration
 
 WIDTH = 100
@@ -42,7 +43,7 @@ def eta_command(
 def _eta(
     source: str, known: Known, tokens: str | None, config_file: str | None, gpu: str | None, as_json: bool
 ) -> int:
-    card = find_card(gpu) if gpu is not None else None
+    card = match_rates(gpu) or find_card(gpu) if gpu is not None else None
     known = _with_options(known, tokens, config_file)
     log = read_log(decode(_content(source)))
     if log is None:
@@ -115,7 +116,7 @@ def _config_beside(source: str) -> RunConfig | None:
 def _card_of(log: Log) -> Card | None:
     """The card the log names, else this machine's."""
     if "gpu" in log.facts:
-        return match_card(str(log.facts["gpu"]))
+        return match_rates(str(log.facts["gpu"]))
     if log.format == ONECARD and all(mfu is None for mfu in log.steps.mfus):
         return None  # it ran on a CPU, or on a card nobody knows
     return next((gpu.card for gpu in local_gpus()), None)
@@ -191,7 +192,9 @@ def to_text(found: Eta, now: datetime) -> str:
     if found.loss is not None:
         rows.append((_("loss"), f"{found.loss:.4f}"))
     wide = max(len(name) for name, _text in rows)
-    lines = [head, *(f"  {name:<{wide}}  {text}" for name, text in rows)]
+    lines = _paragraph(head)
+    for name, text in rows:
+        lines += hanging(f"  {name:<{wide}}  {text}", columns(of_a_pipe=WIDTH), wide + 4)
     if found.log_mfu is not None:
         told = _("the log's MFU ({percent}): {why}")
         lines += _paragraph(told.format(percent=percent(found.log_mfu), why=found.mfu_explanation))
@@ -251,4 +254,5 @@ def _rounded(value: float) -> int:
 
 
 def _paragraph(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    width = min(WIDTH, columns(of_a_pipe=WIDTH))
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

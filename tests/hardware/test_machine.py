@@ -102,6 +102,13 @@ def test_the_same_name_with_other_memory_is_not_our_card(monkeypatch: pytest.Mon
         nvmlDeviceGetName=lambda handle: "NVIDIA GeForce RTX 4060 Ti",
         nvmlDeviceGetMemoryInfo=lambda handle: eight,
     )
+    found = machine.local_gpus()[0].card
+    assert found is not None and found.name == "RTX 4060 Ti 8GB"
+    install(
+        monkeypatch,
+        nvmlDeviceGetName=lambda handle: "NVIDIA GeForce RTX 4070",
+        nvmlDeviceGetMemoryInfo=lambda handle: eight,
+    )
     assert machine.local_gpus()[0].card is None
 
 

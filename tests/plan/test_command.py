@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,31 @@ def test_forty_million_parameters_for_six_thousand_steps(capsys: pytest.CaptureF
     assert nanogpt["speed"]["tokens_per_s"] == pytest.approx(119_500, rel=0.15)
 
 
+def test_times_that_stand_beside_each_other_count_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """With as many evaluations as here, a time without them would be a third too short."""
+    words = [*FORTY_MILLION, "--eval_interval=50", "--eval_iters=200"]
+    _, nanogpt = plan(capsys, *words, "--as=nanogpt")
+    _, ours = plan(capsys, *words)
+    for told in (nanogpt, ours):
+        speed, time = told["speed"], told["time"]
+        evaluated = (6000 // 50 + 1) * 2 * 200 * 16 * 1024
+        assert time["evaluation_s"] == pytest.approx(evaluated / speed["tokens_per_s"] / 3, rel=0.15)
+        rest = time["seconds"] - 6000 * speed["step_s"] - time["evaluation_s"] - time["first_step_s"]
+        assert 0 <= rest < 0.02 * time["seconds"], "checkpoints"
+    assert main(["plan", *words, "--gpu=4070", "--as=nanogpt"]) == 0
+    shown = capsys.readouterr().out
+    hours = ours["time"]["seconds"] / 3600
+    assert f"{hours:.1f} h" in shown, "the time that plan tells without --as"
+    assert "evaluations take" in shown and "of onecard's" in shown
+    assert main(["plan", *words, "--gpu=4070", "--largest"]) == 0
+    assert "evaluations take" in capsys.readouterr().out
+
+
+def test_a_time_too_short_for_a_step_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpu=4070", "--by=0.005h"]) == 0
+    assert "Not one step of any model is done within 18 s" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("batch", [8, 12])
 def test_124m_at_768_wide(batch: int, capsys: pytest.CaptureFixture[str]) -> None:
     _, nanogpt = plan(capsys, "--max_iters=100", f"--batch_size={batch}", "--as=nanogpt")
@@ -145,12 +172,85 @@ def test_what_fits_a_week_and_a_month(capsys: pytest.CaptureFixture[str]) -> Non
     assert losses[1] < losses[0]
 
 
+def test_the_size_in_the_name_says_which_card(capsys: pytest.CaptureFixture[str]) -> None:
+    for size in (8, 16):
+        _, told = plan(capsys, "--max_iters=10", gpu=f"RTX 4060 Ti {size}GB")
+        assert told["gpu"]["name"] == f"RTX 4060 Ti {size}GB"
+        assert told["gpu"]["capacity_gib"] == pytest.approx(size, rel=0.02)
+
+
+def test_a_card_older_than_bf16_trains_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+    _, told = plan(capsys, "--max_iters=10", gpu="RTX 2080 Ti")
+    assert told["gpu"]["dtype"] == "float16"
+    # Its tensor cores do 108 TFLOPS with fp16 sums and half of that with fp32 ones, which training needs.
+    flops = told["speed"]["tokens_per_s"] * told["model"]["flops_per_token"]
+    assert told["speed"]["mfu"] == pytest.approx(flops / 53.8e12, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["train_d12.py", "train_d20.py", "train_d32_12gb.py"])
+def test_a_nanochat_with_its_own_tokenizer_has_a_loss_in_bits(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(ROOT / "config" / name)
+    _, told = plan(capsys, path)
+    low, middle, high = (told["loss"][key] for key in ("low", "middle", "high"))
+    assert told["loss"]["unit"] == "bits per byte, web text" and 0.6 < low < middle < high < 1.3
+    main(["plan", path, "--gpu=RTX 4070"])
+    shown = capsys.readouterr().out
+    assert f"{low:.2f} to {high:.2f} bits per byte expected on FineWeb" in shown
+    assert "from published runs of GPT-2 on FineWeb; a token of nanochat counted as" in shown
+    assert main(["plan", path, "--gpu=RTX 4070", "--largest"]) == 0
+    assert "by expected loss (bits per byte, FineWeb)" in capsys.readouterr().out
+
+
+def test_with_gpt2s_tokens_a_loss_is_in_nats_and_with_bytes_there_is_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nanochat = ["--arch=nanochat", "--depth=12", "--max_iters=3000"]
+    _, told = plan(capsys, *nanochat, "--vocab_size=50304")
+    assert told["loss"]["unit"].startswith("nats per token, GPT-2's tokenizer") and told["loss"]["low"] > 2
+    for vocabulary in (256, 2**17):
+        _, told = plan(capsys, *nanochat, f"--vocab_size={vocabulary}")
+        assert told["loss"] is None
+
+
+# --- in a terminal
+@pytest.mark.parametrize("language", ["en", "es", "de"])
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--compare", "--stages", "--formulas", "--max_iters=600000"],
+        [*D32, "--compare", "--stages"],
+        [*D32, "--compare", "--host-ram=4", "--vram_limit=7"],
+        ["--largest"],
+        ["--as=nanogpt", "--eval_interval=50"],
+    ],
+    ids=["compare", "d32", "does not fit", "largest", "nanogpt"],
+)
+def test_nothing_is_cut_off_or_runs_over(
+    words: list[str], columns: int, language: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("ONECARD_LANG", language)
+    main(["plan", "--gpu=RTX 4070", *words])
+    wide = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", str(columns))
+    main(["plan", "--gpu=RTX 4070", *words])
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert [line for line in shown.splitlines() if len(line.rstrip()) > columns] == []
+    figures = Counter(re.findall(r"\d[\d.,]*\b", re.sub(r"\d\d:\d\d", "", wide)))
+    assert Counter(re.findall(r"\d[\d.,]*\b", re.sub(r"\d\d:\d\d", "", shown))) == figures
+
+
 # --- questions without an answer
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["--gpu=RTX 9999"], 2, "no known card"),
         (["--gpu=A100 SXM"], 2, "more than one card"),
+        (["--gpu=RTX 4060 Ti"], 2, "it fits RTX 4060 Ti 8GB and RTX 4060 Ti 16GB"),
         (["--gpu=4070", "--max_iters=0"], 2, "no steps"),
         (["--gpu=4070", "--price=lots"], 2, "price"),
         (["--gpu=4070", "--by=yesterday", "--largest"], 2, "yesterday"),

@@ -14,7 +14,7 @@ from questions import NOTES, NOW, config
 from onecard.config import RunConfig
 from onecard.hardware.cards import find_card
 from onecard.plan.bill import checkpoint_bytes
-from onecard.plan.cost import IDLE_WATTS, POWER_SHARE, PRICE, Cost, cost_of
+from onecard.plan.cost import IDLE_WATTS, POWER_SHARE, PRICE, Cost, cost_of, steps_within
 from onecard.plan.nanogpt_speed import nanogpt_step_time
 from onecard.plan.rates import Rates, rates_of
 from onecard.plan.settings import Setting
@@ -88,6 +88,21 @@ def test_the_parts_are_the_whole(steps: int, interval: int, iterations: int) -> 
     assert found.checkpoint_s == pytest.approx(evaluations * 3 * 0.625)
     assert found.card_kwh == pytest.approx(200 * POWER_SHARE * found.seconds / 3.6e6)
     assert found.pc_kwh == pytest.approx((200 * POWER_SHARE + IDLE_WATTS) * found.seconds / 3.6e6)
+
+
+@given(st.floats(1.0, 1e8), st.integers(1, 10**4), st.integers(1, 500), st.integers(0, 10**10))
+def test_as_many_steps_as_a_time_is_enough_for(
+    seconds: float, interval: int, iterations: int, checkpoint: int
+) -> None:
+    run = dataclasses.replace(config(RUN), eval_interval=interval, eval_iters=iterations)
+    steps = steps_within(seconds, run, STEP, checkpoint, compiled=True)
+
+    def whole(count: int) -> float:
+        run_of = dataclasses.replace(run, max_iters=count)
+        return cost_of(run_of, STEP, CARD, checkpoint, compiled=True).seconds
+
+    assert steps == 0 or whole(steps) <= seconds * (1 + 1e-9)
+    assert whole(steps + interval + 1) > seconds * (1 - 1e-9)
 
 
 def test_rare_evaluations_cost_little_and_a_free_kilowatt_nothing() -> None:

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 from questions import D32, NOTES, asked
 
-from onecard.plan.answer import Answer
+from onecard.plan.answer import Answer, cost_of_choice
 from onecard.plan.largest import _best, _with, best_for_time, largest_models, longest_blocks, of_depth
+from onecard.plan.options import Options
 
 DAY = 86400.0
 
@@ -78,7 +79,13 @@ def test_the_best_model_for_a_time_is_a_range(on_12_gb: Answer) -> None:
     # More time goes into a larger model, and each sees what fits into the time.
     assert month[0].choice.question.shape.parameters > week[0].choice.question.shape.parameters
     for candidate in week:
-        assert candidate.tokens == pytest.approx(7 * DAY * candidate.choice.tokens_per_s)
+        # Evaluations and checkpoints are part of the week, by the formula of any other plan.
+        config = candidate.choice.question.config
+        whole = cost_of_choice(candidate.choice, on_12_gb.target, Options())
+        assert whole is not None and candidate.tokens == config.max_iters * config.tokens_per_step
+        assert candidate.evaluation_s == pytest.approx(whole.evaluation_s) and whole.evaluation_s > 0
+        assert whole.seconds <= 7 * DAY
+        assert whole.seconds == pytest.approx(7 * DAY, rel=0.01)
         assert candidate.to_json()["loss"] == sorted(candidate.to_json()["loss"])
 
 

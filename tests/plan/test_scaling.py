@@ -24,6 +24,7 @@ from onecard.plan.scaling import (
     best_for_tokens,
     counted_parameters,
     effective_tokens,
+    in_bits_per_byte,
     predicted_loss,
     repetition_note,
     token_worth,
@@ -45,6 +46,46 @@ def fitting() -> ModuleType:
     sys.modules["fit_scaling"] = module
     spec.loader.exec_module(module)
     return module
+
+
+# --- bits per byte -----------------------------------------------------------------------------------
+
+
+def test_bits_per_byte_are_the_same_loss_over_the_texts_bytes() -> None:
+    """llm.c's 124M ended at 3.2722 nats: at the 4.46 bytes measured in a token of FineWeb, 1.06 bits."""
+    nats = predicted_loss(124_000_000, 10.26e9)
+    bits = in_bits_per_byte(nats)
+    assert bits.unit == scaling.BITS and bits.to_json()["unit"] == "bits per byte, web text"
+    assert bits.low < 3.2722 / math.log(2) / 4.46 < bits.high
+    assert bits.high - bits.low > (nats.high - nats.low) / math.log(2) / 4.7
+
+
+def test_the_bytes_of_a_token_hold_what_was_measured() -> None:
+    results = ROOT / "benchmarks" / "results" / "2026-11-15-prepare-2-cores.json"
+    speed = json.loads(results.read_text(encoding="utf-8"))["speed"]["prepare"]
+    low, high = scaling.BYTES_PER_TOKEN
+    assert low < speed["mb_per_s"] * 1e6 / speed["tokens_per_s"] < high
+
+
+@given(sizes, horizons, families)
+def test_bits_are_a_range_too(parameters: int, tokens: float, family: str) -> None:
+    bits = in_bits_per_byte(predicted_loss(parameters, tokens, family=family))
+    assert 0 < bits.low < bits.middle < bits.high
+    longer = in_bits_per_byte(predicted_loss(parameters, 1.1 * tokens, family=family))
+    assert longer.middle <= bits.middle
+
+
+def test_the_page_tells_the_range_beside_nanochats_own_bits() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    d12 = Nanochat2026Shape(12, 6, 768, 32768, 2048)
+    (run,) = (r for r in all_references() if r.model.startswith("nanochat d12") and r.loss == 0.78)
+    assert run.tokens is not None
+    early, late = (
+        in_bits_per_byte(predicted_loss(counted_parameters(d12), tokens, family="nanochat"))
+        for tokens in (0.655e9, run.tokens)
+    )
+    assert f"range for FineWeb is {late.low:.2f} to {late.high:.2f}" in page
+    assert f"middle it falls by {early.middle - late.middle:.2f} here" in page
 
 
 def width(loss: LossRange) -> float:

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from onecard.cli import main
 from onecard.config import RunConfig
@@ -15,7 +17,7 @@ from onecard.hardware.machine import LocalGpu
 from onecard.knobs import load_config
 from onecard.plan import machine
 from onecard.plan.lines import GIB
-from onecard.plan.machine import Figures, find_target
+from onecard.plan.machine import HOST_RESERVE, Figures, find_target
 
 KNOWN = LocalGpu(
     0, "GPU-1", "NVIDIA GeForce RTX 4070", find_card("RTX 4070"), total_bytes=int(11.99 * GIB),
@@ -55,6 +57,50 @@ def test_a_card_that_is_named_is_another_machines(monkeypatch: pytest.MonkeyPatc
     target = find_target(load_config(RunConfig, []), "RTX 3090")
     assert not target.here and target.host is None and target.taken == 0
     assert 23 < target.capacity / GIB < 24
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(0, 1e6))
+def test_of_the_pcs_memory_some_is_left_to_its_system(gib: float) -> None:
+    """What a PC has is not what is available on it, which is what the trainer counts by."""
+    target = find_target(load_config(RunConfig, []), "RTX 3090", gib)
+    assert target.host is not None and target.host >= 0
+    assert target.host + target.host_kept == int(gib * GIB)
+    assert target.host_kept == min(HOST_RESERVE, int(gib * GIB))
+
+
+def test_what_is_available_here_has_no_system_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, KNOWN)
+    target = find_target(load_config(RunConfig, []), None)
+    assert target.host == 32 * GIB and target.host_kept == 0
+
+
+OFFLOADED = ["--gpu=RTX 4070", "--n_layer=24", "--n_head=16", "--n_embd=2048", "--max_iters=10",
+             "--warmup_iters=1", "--master_weights=fp32", "--optim_states=fp32"]  # fmt: skip
+
+
+def test_a_pc_cannot_give_all_of_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    needed = told(capsys, *OFFLOADED, "--offload=optimizer")["memory"]["host_gib"]
+    words = [*OFFLOADED, "--offload=optimizer"]
+    assert main(["plan", *words, f"--host-ram={needed + 1:.3f}", "--json"]) == 1
+    capsys.readouterr()
+    enough = told(capsys, *words, f"--host-ram={needed + 2.1:.3f}")
+    assert enough["host"]["kept_for_system_gib"] == 2
+    assert enough["host"]["allowed_gib"] == pytest.approx(needed + 0.1, abs=0.01)
+    for more in (1.0, 2.1):
+        main(["plan", *words, f"--host-ram={needed + more:.3f}"])
+        assert f"Of the PC's {needed + more:.0f} GiB of memory 2 are left to the system" in (
+            capsys.readouterr().out
+        )
+
+
+def test_memory_of_a_pc_that_nobody_told_of_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *OFFLOADED, "--offload=optimizer"]) == 0
+    assert "whether there is as much was not looked at (--host-ram GIB)" in capsys.readouterr().out
+    assert main(["plan", "--gpu=RTX 4070", "--max_iters=10"]) == 0
+    assert "was not looked at" not in capsys.readouterr().out, "nothing is offloaded"
+    assert main(["plan", "--gpu=RTX 4070", "--largest", "--host-ram=16"]) == 0
+    assert "14 GiB of the PC's own memory, besides 2 that are left to the system" in capsys.readouterr().out
 
 
 def test_a_card_without_figures_has_memory_and_no_speed(
@@ -129,6 +175,7 @@ def test_figures_of_a_known_card_replace_the_tables(capsys: pytest.CaptureFixtur
     # A T4 has no bf16, and no figure gives it one.
     assert Figures(tflops=70.0).of(find_card("T4")).peak_tflops("bfloat16") is None
     assert Figures(tflops=70.0).of(find_card("T4")).peak_tflops("float16") == 70
+    assert Figures(tflops=70.0).of(find_card("RTX 2070")).peak_tflops("float16") == 70
 
 
 def test_an_unknown_card_without_figures_is_told_how(capsys: pytest.CaptureFixture[str]) -> None:

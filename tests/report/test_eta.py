@@ -58,6 +58,28 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return command
 
 
+@pytest.mark.parametrize("language", ["en", "es", "de"])
+def test_the_answer_fits_a_terminal_of_80_columns(
+    run: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    monkeypatch.setenv("ONECARD_LANG", language)
+    log = nanogpt_log(4384, range(0, 300, 10)).encode()
+    wide = run("-", "--gpu", "RTX 4070", "--max-iters=6000", pasted=log)[1]
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run("-", "--gpu", "RTX 4070", "--max-iters=6000", pasted=log)[1]
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    assert any(len(line) > 80 for line in wide.splitlines())
+    assert len(shown.split()) == len(wide.split())
+
+
+def test_of_a_card_that_is_sold_in_two_sizes_the_speed_is_known(run: Callable[..., Answer]) -> None:
+    log = nanogpt_log(4384, range(0, 300, 10)).encode()
+    code, out, _err = run("-", "--gpu", "RTX 4060 Ti", "--max-iters=6000", "--json", pasted=log)
+    assert code == 0 and json.loads(out)["card"] == "RTX 4060 Ti" and json.loads(out)["peak_tflops"] == 44.1
+    code, _out, err = run("-", "--gpu", "RTX 3080", "--max-iters=6000", pasted=log)
+    assert code == 2 and "more than one card" in err
+
+
 # --- the notes' run -----------------------------------------------------------------------------
 
 
@@ -292,7 +314,7 @@ def test_nanochats_own_peak_is_named() -> None:
 
 def test_an_a100_and_cards_beyond_it() -> None:
     log = nanogpt_log(800, range(100))
-    assert "right here" in eta_of(log, card=find_card("A100 80GB")).mfu_explanation
+    assert "right here" in eta_of(log, card=find_card("A100 80GB SXM")).mfu_explanation
     fast = eta_of(nanogpt_log(400, range(100)), card=find_card("H100 SXM"))
     assert fast.log_mfu is not None and fast.log_mfu > 1 and fast.mfu is not None and fast.mfu < 0.5
     assert "Above 100%" in fast.mfu_explanation

@@ -1,0 +1,26 @@
+"""How wide what a person reads may be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+
+
+def columns(of_a_pipe: int) -> int:
+    """Of the terminal that is written to. A pipe has none of its own, unless COLUMNS says how many."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdigit() and int(said) > 0:
+        return int(said)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else of_a_pipe
+
+
+def hanging(line: str, width: int, indent: int) -> list[str]:
+    """A line that is too long goes on below itself, `indent` columns in. Words and flags stay whole."""
+    if len(line) <= width:
+        return [line]
+    first = textwrap.wrap(
+        line[indent:], max(20, width - indent), break_long_words=False, break_on_hyphens=False
+    )
+    return [line[:indent] + first[0], *(" " * indent + more for more in first[1:])]

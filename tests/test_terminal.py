@@ -1,0 +1,36 @@
+"""How wide a terminal is, and lines that go on below themselves."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onecard.terminal import columns, hanging
+
+
+@pytest.mark.parametrize(("said", "wide"), [("80", 80), ("0", 33), ("", 33), ("many", 33)])
+def test_a_pipe_is_as_wide_as_is_said(said: str, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setenv("COLUMNS", said)
+    assert columns(of_a_pipe=33) == wide
+
+
+def test_a_line_goes_on_below_itself() -> None:
+    line = "  --offload   in host memory: none, optimizer or gradients"
+    assert hanging(line, 40, 14) == [
+        "  --offload   in host memory: none,",
+        " " * 14 + "optimizer or gradients",
+    ]
+    assert hanging(line, 80, 14) == [line]
+
+
+@given(st.lists(st.text("abc-=_", min_size=1, max_size=12), min_size=1, max_size=20), st.integers(30, 90))
+def test_no_word_is_lost_or_broken(words: list[str], width: int) -> None:
+    line = "  name  " + " ".join(words)
+    shown = hanging(line, width, 8)
+    assert " ".join(shown).split() == line.split()
+    assert max(map(len, shown)) <= width
