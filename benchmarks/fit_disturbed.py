@@ -6,6 +6,7 @@ import argparse
 import math
 import multiprocessing
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -41,9 +42,10 @@ MUON, MUON_STEPS = "quiet, muon", 12
 
 
 def needless(rows: Rows, name: str) -> bool:
-    """Where a disturbed run has the very bits of the quiet one, nobody asks how far quiet ones are apart."""
-    kept = [row for job in ("same setting", "paused") if (row := rows.get(job)) and "weights" in row]
-    return name == AGAIN and bool(kept) and kept[0]["weights"] == rows.get("quiet", {}).get("weights")
+    """Where no disturbed run has other bits than the quiet one, nobody asks how far quiet ones are apart."""
+    ended = [rows.get(job, {}).get("weights") for job in ("same setting", "paused")]
+    quiet = rows.get("quiet", {}).get("weights")
+    return name == AGAIN and (quiet is None or all(weights in (None, quiet) for weights in ended))
 
 
 # --- ballast
@@ -72,6 +74,7 @@ def ballast(options: argparse.Namespace) -> Row:
     caps = list(caps_of(options).values())
     most, least = (caps[0], caps[-1]) if options.tiny else (0.0, 0.0)
     other = Ballast(options, folder, (before, during))
+    shutil.rmtree(folder, ignore_errors=True)  # what is left of a job that was ended is not its steps
     for left_behind in (other.log, other.taken):
         left_behind.unlink(missing_ok=True)
     processes = multiprocessing.get_context("fork")
@@ -288,6 +291,7 @@ def paused(options: argparse.Namespace) -> Row:
 
     cuda, steps = not options.tiny, options.pause_steps
     folder = options.work / "paused"
+    shutil.rmtree(folder, ignore_errors=True)  # what is left of a job that was ended is not its steps
 
     def used() -> float:
         free, total = torch.cuda.mem_get_info() if cuda else (0, 0)

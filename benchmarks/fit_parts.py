@@ -99,7 +99,7 @@ def judge_caps(options: argparse.Namespace, rows: Rows, others: dict[str, Rows])
                   row["refits"] == 0),
             as_undisturbed(name, row),
         ]  # fmt: skip
-        if name == "uncapped" or free is None:
+        if name == "uncapped":
             continue
         peak = row.get("peak_reserved_gib", row["predicted_need_gib"])
         found += [
@@ -112,6 +112,8 @@ def judge_caps(options: argparse.Namespace, rows: Rows, others: dict[str, Rows])
             if same is not None:
                 found.append(check(f"{name}: the same choice as by vram_limit", same["began_with"],
                                    row["began_with"], same["began_with"] == row["began_with"]))  # fmt: skip
+            continue
+        if free is None:
             continue
         apart = abs(row["val_loss"] - free["val_loss"])
         curve = max(abs(a - b) for (_, a), (_, b) in zip(row["train"], free["train"], strict=True))

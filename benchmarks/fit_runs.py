@@ -190,6 +190,7 @@ class Watched:
         cuda = self.config.device.startswith("cuda")
         if cuda:
             self._peaks.watch()
+        shutil.rmtree(self.config.out_dir, ignore_errors=True)  # of a job that was ended
         began = time.perf_counter()
         summary = loop.train(self.config)
         row = self._told(summary) | {"seconds": round(time.perf_counter() - began, 1)}
@@ -277,7 +278,7 @@ class Peaks:
         import torch
 
         plain = torch.cuda.reset_peak_memory_stats
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
             plain()
 
