@@ -92,9 +92,9 @@ def verdicts(checks: list[dict[str, Any]], word: str) -> list[bool]:
 def capped_row(cap: float | None, **changes: Any) -> dict[str, Any]:
     must_be = {"rates": "a", "position": "b", "tokens": 1}
     row = {"asked": 200, "steps": 200, "cap_gib": cap, "peak_reserved_gib": 1.0, "setting": "s",
-           "predicted_need_gib": 1.0, "began_with": "s", "exact": True, "val_loss": 4.0, "train": [(0, 1.0)], "refits": 0,
-           "took": 1.0,
-           "tokens_per_s": 100, "must_be": must_be, **must_be}  # fmt: skip
+           "predicted_need_gib": 1.0, "began_with": "s", "exact": True, "val_loss": 4.0,
+           "train": [(0, 1.0)], "refits": 0, "took": 1.0, "tokens_per_s": 100, "must_be": must_be,
+           **must_be}  # fmt: skip
     return row | changes
 
 
