@@ -19,7 +19,7 @@ inject   100 OutOfMemoryErrors in all places where they can happen (tiny: 36)   
 ballast  another process fills the card, takes memory and gives it back while the trainer runs         230
 
 A step takes 0.13 s, a process with all its compiling 25 to 30 s before the first one, 15 s where the
-compiler's cache knows it. A job in which nothing gets done for 75 s is ended; one that goes on has a limit
+compiler's cache knows it. A job in which nothing gets done for 85 s is ended; one that goes on has a limit
 of its own (twice what it should take, and a minute).
 
 Tiny mode runs every path on a CPU, where nothing is short: memory is what the trainer is told it has, and

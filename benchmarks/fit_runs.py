@@ -20,7 +20,7 @@ GIB = 2**30
 # A device without a card has no memory to be short of: there the trainer is told figures instead.
 TINY_VOCAB = 61
 # A job in which nothing gets done for so long hangs. A first step with all its compiling takes half of it.
-STALLED_SECONDS = 75.0
+STALLED_SECONDS = 85.0
 
 
 class Pulse:
@@ -165,6 +165,7 @@ class Watched:
         from onecard.train import loop, refit, start
 
         plain_open, plain_update, plain_change = start.open_run, Optimizer.update, refit.change_setting
+        plain_evaluate = loop.evaluate_both
 
         def opened(config: Any) -> Any:
             PULSE.beat()
@@ -180,11 +181,17 @@ class Watched:
             else:
                 plain_update(optimizer, *arguments)
 
+        def evaluated(*arguments: Any) -> Any:
+            found = plain_evaluate(*arguments)
+            PULSE.beat()  # it is compiled apart from the steps
+            return found
+
         def changed(run: Any, step: int) -> None:
             plain_change(run, step)
             self.settings.append(run.fit.setting)
 
         setattr(loop, "open_run", opened)  # noqa: B010
+        setattr(loop, "evaluate_both", evaluated)  # noqa: B010
         setattr(Optimizer, "update", updated)  # noqa: B010
         setattr(refit, "change_setting", changed)  # noqa: B010
         cuda = self.config.device.startswith("cuda")
