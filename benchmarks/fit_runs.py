@@ -162,10 +162,10 @@ class Watched:
         import torch
 
         from onecard.optim.optimizer import Optimizer
-        from onecard.train import loop, refit, start
+        from onecard.train import evaluate, loop, refit, start
 
         plain_open, plain_update, plain_change = start.open_run, Optimizer.update, refit.change_setting
-        plain_evaluate = loop.evaluate_both
+        plain_evaluate = evaluate.evaluate_both
 
         def opened(config: Any) -> Any:
             PULSE.beat()
