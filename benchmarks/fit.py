@@ -82,8 +82,8 @@ PARTS: dict[str, tuple[Jobs, Judge]] = {
 }
 ABOUT = (
     "Caps are bytes for tensors, as torch's allocator counts them (peak reserved is its figure). CUDA's own "
-    "context, libraries and kernels come on top and differ from card to card: a card of 8 GB has about half "
-    "a gigabyte less than 8 for tensors."
+    "context, libraries and kernels come on top and differ from card to card: a process needs that much more "
+    "of the card than its cap."
 )
 # How long runs are: on a card, and in the tiny mode.
 LENGTHS: dict[str, tuple[Any, Any]] = {
