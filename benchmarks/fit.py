@@ -1,19 +1,26 @@
 """What the trainer promises about memory, tried on this machine's GPU: it does not run out.
 
-    python benchmarks/fit.py --data PARQUET... --parts caps sweep --out FILE.json
-    python benchmarks/fit.py --parts ballast inject pause start --out FILE.json --resume
+    python benchmarks/fit.py --data PARQUET... --parts start caps --out FILE.json
+    python benchmarks/fit.py --parts sweep --out FILE.json --resume --budget_seconds 560
     python benchmarks/fit.py --report FILE.json
     python benchmarks/fit.py --device cpu --tiny --out FILE.json                (does it run?)
 
 GPT-2 124M, bf16, compiled, 65,536 tokens a step (inject: 16,384). Every job is a process of its own; the
-results file is rewritten after each, --resume leaves out what is in it.
+results file is rewritten after each, --resume leaves out what is in it. Jobs without a result are failed
+checks: those of the parts asked for, and of the parts that the file has something of.
 
-caps     the same config in less and less memory: loss, learning rates and data as without a cap
-sweep    all exact settings worth a try, a few steps each: was the trainer's choice the fastest that fits?
-ballast  another process fills the card, takes memory and gives it back while the trainer runs
-inject   100 OutOfMemoryErrors in all places where they can happen (tiny: 35)
-pause    seconds from --pause to free memory, and the same curve as without
-start    seconds that choosing a setting adds before the first step
+                                                                                    seconds on an H200 (guess)
+start    seconds that choosing a setting adds before the first step                                     60
+pause    seconds from --pause to free memory, and the same curve as without                            130
+caps     the same config in less and less memory: loss, learning rates and data as without a cap       370
+sweep    all exact settings worth a try and some others, a few steps each: was the trainer's choice
+         the fastest that fits? (beside what is in the file of part caps)                              480
+inject   100 OutOfMemoryErrors in all places where they can happen (tiny: 36)                          290
+ballast  another process fills the card, takes memory and gives it back while the trainer runs         230
+
+A step takes 0.13 s, a process with all its compiling 25 to 30 s before the first one, 15 s where the
+compiler's cache knows it. A job in which nothing gets done for 85 s is ended; one that goes on has a limit
+of its own (twice what it should take, and a minute).
 
 Tiny mode runs every path on a CPU, where nothing is short: memory is what the trainer is told it has, and
 speeds are not judged.
@@ -22,6 +29,7 @@ speeds are not judged.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import sys
@@ -52,49 +60,61 @@ from fit_parts import (  # noqa: E402
     Job,
     Rows,
     caps_jobs,
+    check,
     judge_caps,
     judge_start,
     judge_sweep,
     start_jobs,
     sweep_jobs,
 )
-from fit_runs import Row, tiny_data  # noqa: E402
+from fit_runs import PULSE, Row, tiny_data  # noqa: E402
 from processes import in_own_process  # noqa: E402
 
 Jobs = Callable[[argparse.Namespace], dict[str, Job]]
 Judge = Callable[[argparse.Namespace, Rows, dict[str, Rows]], list[Check]]
 PARTS: dict[str, tuple[Jobs, Judge]] = {
+    "start": (start_jobs, judge_start),
+    "pause": (pause_jobs, judge_pause),
     "caps": (caps_jobs, judge_caps),
     "sweep": (sweep_jobs, judge_sweep),
-    "ballast": (ballast_jobs, judge_ballast),
     "inject": (inject_jobs, judge_inject),
-    "pause": (pause_jobs, judge_pause),
-    "start": (start_jobs, judge_start),
+    "ballast": (ballast_jobs, judge_ballast),
 }
+ABOUT = (
+    "Caps are bytes for tensors, as torch's allocator counts them (peak reserved is its figure). CUDA's own "
+    "context, libraries and kernels come on top and differ from card to card: a process needs that much more "
+    "of the card than its cap."
+)
 # How long runs are: on a card, and in the tiny mode.
 LENGTHS: dict[str, tuple[Any, Any]] = {
-    "steps": (200, 24),
-    "sweep_steps": (5, 2),
-    "ballast_steps": ([100, 500, 400], [40, 160, 300]),
-    "gap": ([2.0, 10.0], [0.1, 0.4]),
-    "inject_steps": (200, 120),
-    "pause_steps": (160, 240),
+    "steps": (200, 20),
+    "sweep_steps": (5, 1),
+    "sweep_drawn": (12, 3),
+    "ballast_steps": ([100, 500, 400], [20, 160, 80]),
+    "gap": ([2.0, 10.0], [0.05, 0.2]),
+    "inject_steps": (200, 60),
+    "pause_steps": (160, 160),
 }
 
 
-def safely(job: Job, cuda: bool) -> Row:
+def safely(work: Callable[[], Row], cuda: bool) -> Row:
     """What goes wrong is in the row as `error`, and told in full on the screen only: traces name folders."""
     import torch
 
     if not cuda:
         torch.set_num_threads(1)  # a toy is done sooner by one
     try:
-        row = job()
+        row = work()
     except Exception as error:
         lines = str(error).splitlines() or [""]
         row = {"error": f"{type(error).__name__}: {lines[0][:200]}", "trace": traceback.format_exc()[-3000:]}
     card = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU"
     return row | {"card": card, "torch": torch.__version__}
+
+
+def watched(work: Callable[[], Row]) -> Row:
+    PULSE.beat()
+    return work()
 
 
 def prepare_data(options: argparse.Namespace) -> Row:
@@ -115,15 +135,24 @@ def write(file: Path | None, results: Row) -> None:
 
 
 def judged(options: argparse.Namespace, rows: dict[str, dict[str, Row]]) -> list[Check]:
+    """Of all parts that were asked for, or have a result from an earlier call."""
     found: list[Check] = []
     good = {part: {n: r for n, r in jobs.items() if "error" not in r} for part, jobs in rows.items()}
-    for part, jobs in rows.items():
-        for name, row in jobs.items():
-            if "error" in row:
-                found.append({"part": part, "what": f"{name}: runs", "wanted": "no error",
-                              "found": row["error"], "ok": False})  # fmt: skip
-        if good[part]:
-            found += [{"part": part, **c} for c in PARTS[part][1](options, good[part], good)]
+    for part, (jobs_of, judge) in PARTS.items():
+        if part not in rows and part not in options.parts:
+            continue
+        there = rows.get(part, {})
+        for name in jobs_of(options):
+            if name in there or not needless(there, name):
+                row = there.get(name, {"error": "not run"})
+                result = row.get("error") or f"in {row['took']:.0f} s"
+                found.append({"part": part, **check(f"{name}: ran", "a result", result, "error" not in row)})
+        if good.get(part):
+            try:
+                found += [{"part": part, **c} for c in judge(options, good[part], good)]
+            except Exception as error:  # a row with less in it than there should be must not cost the others
+                text = f"{type(error).__name__}: {error}"
+                found.append({"part": part, **check("can be judged", "whole results", text, False)})
     return found
 
 
@@ -140,13 +169,21 @@ def run_all(options: argparse.Namespace) -> Row:
     results: Row = {
         "what": "training in less memory than there should be",
         "date": time.strftime("%Y-%m-%d"), "command": command_line(), "python": platform.python_version(),
-        "tiny": options.tiny, "rows": {}, "checks": [],
+        "tiny": options.tiny, "about_caps": ABOUT, "rows": {}, "checks": [],
     }  # fmt: skip
     if options.resume and options.out and options.out.exists():
         before = json.loads(options.out.read_text())
         results["resumed"] = [*before.get("resumed", []), before["command"]]
         results |= {key: before[key] for key in ("rows", "card", "torch") if key in before}
     options.work.mkdir(parents=True, exist_ok=True)
+    if options.tiny:
+        # Once for all jobs, which are forks of this process, and nothing for them to look for garbage in. Not
+        # where there is a card: nothing that might ask for one may be loaded before they are.
+        import torch._dynamo  # noqa: F401
+
+        import onecard.train.loop  # noqa: F401
+
+        gc.freeze()
     rows = results["rows"]
     ready = in_own_process(partial(safely, partial(prepare_data, options), False), options.limit_seconds)
     if "error" in ready:
@@ -158,11 +195,12 @@ def run_all(options: argparse.Namespace) -> Row:
                 continue
             if needless(rows.get(part, {}), name):
                 continue
-            if time.monotonic() - began > options.budget_seconds:
+            if time.monotonic() - began + job.seconds > options.budget_seconds:
                 print(f"not started within the budget: {part}, {name}", file=sys.stderr)
                 continue
             started = time.monotonic()
-            row = in_own_process(partial(safely, job, not options.tiny), options.limit_seconds)
+            work = partial(safely, partial(watched, job.work), not options.tiny)
+            row = in_own_process(work, min(job.limit, options.limit_seconds))
             row["took"] = round(time.monotonic() - started, 1)
             if trace := row.pop("trace", None):
                 print(trace, file=sys.stderr)
@@ -192,6 +230,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--steps", type=int, help="of every run in part caps (200)")
     add("--slower", type=float, default=0.2, help="sweep: leave out what is predicted to be so much slower")
     add("--sweep_steps", type=int, help="timed ones of every setting (5)")
+    add("--sweep_drawn", type=int, help="settings measured of those that are left out (12)")
     add("--free_gib", type=float, default=12.0, help="ballast: what the card has free at first")
     add("--leave_gib", type=float, default=0.25, help="ballast: never taken, the driver needs some itself")
     add("--ballast_steps", type=int, nargs=3, help="before, during and after it (100 500 400)")
@@ -202,8 +241,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--tiny", action="store_true", help="a toy on the CPU: to try the script, not to measure")
     add("--eager", action="store_true", help="without torch.compile")
-    add("--budget_seconds", type=float, default=float("inf"), help="start nothing after that")
-    add("--limit_seconds", type=float, default=540.0, help="stop a job after that")
+    add("--budget_seconds", type=float, default=float("inf"), help="start nothing that should take longer")
+    add("--limit_seconds", type=float, default=540.0, help="stop any job after that")
     add("--work", type=Path, default=Path("out-fit"))
     add("--resume", action="store_true", help="keep what is in --out")
     add("--out", type=Path)

@@ -3,42 +3,49 @@
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fit_parts import CLOSE, FAST, STAND_IN, Check, Job, Rows, check
+from fit_parts import CLOSE, FAST, STAND_IN, Check, Job, Rows, as_undisturbed, check
 from fit_runs import (
     GIB,
-    Ballast,
-    Injector,
+    PULSE,
+    STALLED_SECONDS,
     Row,
     Watched,
     caps_of,
     config_of,
     digest_of_weights,
     logged_steps,
-    places,
     pretend_memory,
     words_of,
 )
 from fit_same_bits import same_bits
+from fit_trouble import IN_A_ROW, Ballast, Injector, least_taken, places
+from processes import _end_with
 
 # The undisturbed run a second time, last and only where it is asked for (`needless`).
 AGAIN = "quiet again"
+# A short run of another optimizer: what its update allocates.
+MUON, MUON_STEPS = "quiet, muon", 12
 
 
 def needless(rows: Rows, name: str) -> bool:
-    """Where a disturbed run has the very bits of the quiet one, nobody asks how far quiet ones are apart."""
-    kept = [row for job in ("same setting", "paused") if (row := rows.get(job)) and "weights" in row]
-    return name == AGAIN and bool(kept) and kept[0]["weights"] == rows.get("quiet", {}).get("weights")
+    """Where no disturbed run has other bits than the quiet one, nobody asks how far quiet ones are apart."""
+    ended = [rows.get(job, {}).get("weights") for job in ("same setting", "paused")]
+    quiet = rows.get("quiet", {}).get("weights")
+    return name == AGAIN and (quiet is None or all(weights in (None, quiet) for weights in ended))
 
 
 # --- ballast
@@ -48,7 +55,7 @@ def ballast_phases(options: argparse.Namespace) -> tuple[int, int, int]:
 
 
 def ballast_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    return {"run": partial(ballast, options)}
+    return {"run": Job(partial(ballast, options), 40 + 0.2 * sum(options.ballast_steps))}
 
 
 def ballast(options: argparse.Namespace) -> Row:
@@ -67,6 +74,7 @@ def ballast(options: argparse.Namespace) -> Row:
     caps = list(caps_of(options).values())
     most, least = (caps[0], caps[-1]) if options.tiny else (0.0, 0.0)
     other = Ballast(options, folder, (before, during))
+    shutil.rmtree(folder, ignore_errors=True)  # what is left of a job that was ended is not its steps
     for left_behind in (other.log, other.taken):
         left_behind.unlink(missing_ok=True)
     processes = multiprocessing.get_context("fork")
@@ -83,13 +91,14 @@ def ballast(options: argparse.Namespace) -> Row:
     plain_step, plain_backward = Training._step, Stepper.backward
     if options.tiny:
         pretend_memory(lambda: (most - other.taken_gib()) * GIB)
+        climb_sooner()
 
-    def step(training: Any, batches: Any) -> None:
+    def step(training: Any, batches: Any) -> bool:
         if not options.tiny and training.position.step % 20 == 0:
             training.stepper.release()
             torch.cuda.empty_cache()
             time.sleep(0.2)  # not in the seconds of a step
-        plain_step(training, batches)
+        return plain_step(training, batches)  # or the loop would never look whether memory has come back
 
     def backward(stepper: Any, *arguments: Any) -> Any:
         if options.tiny and watched.run.fit.choice.bill.need > (most - other.taken_gib()) * GIB:
@@ -106,6 +115,7 @@ def ballast(options: argparse.Namespace) -> Row:
     seconds = row.pop("step_seconds")
     row |= {
         "phases": [before, during, after], "ballast": other.events(),
+        "least_gib": least_taken(not options.tiny, least, most),
         "seconds_before": statistics.median(seconds[before // 2 : before]),
         "seconds_during": statistics.median(seconds[before : before + during]),
         "seconds_after": statistics.median(seconds[-max(after // 5, 1) :]),
@@ -118,10 +128,23 @@ def ballast(options: argparse.Namespace) -> Row:
     return row
 
 
+def climb_sooner() -> None:
+    """Settings that failed are tried again sooner than usual, or most of a short run would be slow."""
+    from onecard.train import fit, refit
+
+    setattr(refit, "_CLIMB_EVERY", 4)  # noqa: B010
+    setattr(fit, "_PATIENCE", 8)  # noqa: B010
+
+
 def judge_ballast(options: argparse.Namespace, rows: Rows, others: dict[str, Rows]) -> list[Check]:
     row = rows["run"]
     steps = sum(row["phases"])
-    taken = [e for e in row["ballast"] if e["did"].startswith("took")]
+    events = row["ballast"]
+    taken = [
+        took["gib"] for took, then in pairwise(events)
+        if took.get("gib", 0) >= row["least_gib"] and then["did"] == "gave it back"
+    ]  # fmt: skip
+    losses = [loss for _, loss in row["val"]]
     again = row["seconds_before"] / row["seconds_after"]
     speed = f"{again:.3f}; during it {row['seconds_before'] / row['seconds_during']:.3f}"
     fast = again >= FAST
@@ -129,11 +152,15 @@ def judge_ballast(options: argparse.Namespace, rows: Rows, others: dict[str, Row
         ratio = row["predicted_tokens_per_s"] / row["predicted_at_first"]
         fast, speed = ratio >= FAST, f"{ratio:.3f} predicted{STAND_IN}"
     return [
-        check("memory was taken and given back", "at least 3 times", len(taken), len(taken) >= 3),
+        check(f"{row['least_gib']:.2g} GiB or more were taken and given back", "at least 3 times",
+              f"{len(taken)} times, {max(taken, default=0):.3g} GiB at most", len(taken) >= 3),
         check("ran to the end", f"{steps} steps", row["steps"], row["steps"] == steps),
         check("no step lost or doubled", f"0 to {steps - 1}", len(row["logged"]),
               row["logged"] == list(range(steps))),
         check("updates", str(steps), row["updates"], row["updates"] == steps),
+        as_undisturbed("run", row),
+        check("validation loss", "finite, and lower at the end", f"{losses[0]:.4f} to {losses[-1]:.4f}",
+              all(map(math.isfinite, losses)) and losses[-1] < losses[0]),
         check("changes of setting", "at least 1", row["refits"], row["refits"] >= 1),
         check(f"speed after it has left ({row['steps_until_as_fast']} steps later), of before",
               f"at least {FAST}", speed, fast),
@@ -142,34 +169,37 @@ def judge_ballast(options: argparse.Namespace, rows: Rows, others: dict[str, Row
 
 # --- inject
 def inject_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    return {kind: partial(inject, options, kind) for kind in ("quiet", "loud", "same setting", AGAIN)}
+    took = 0.05 * options.inject_steps  # of 16,384 tokens
+    # An error costs a few tenths of a second, and another setting has to be compiled.
+    seconds = {"quiet": 35 + took, "same setting": 70 + took, "loud": 120 + took, MUON: 45, AGAIN: 35 + took}
+    return {kind: Job(partial(inject, options, kind), seconds[kind]) for kind in seconds}
 
 
 def inject(options: argparse.Namespace, kind: str) -> Row:
-    """Steps of one micro-batch as the config stands; no recorded graphs, in which nothing can be raised;
-    settings that failed are tried again sooner than usual, or most of the run would be slow."""
+    """Steps of one micro-batch as the config stands; no recorded graphs, in which nothing can be raised."""
     from onecard.train import fit, refit
 
-    steps = options.inject_steps
+    steps = MUON_STEPS if kind == MUON else options.inject_steps
     more = ["--log_interval=1", f"--eval_interval={steps // 10}", "--always_save_checkpoint=True",
             "--cuda_graphs=False", "--sample_tokens=16"]  # fmt: skip
+    if kind == MUON:
+        more += ["--optimizer=muon", f"--eval_interval={steps}"]
     if not options.tiny:
         more.append("--gradient_accumulation_steps=1")
-    if not options.tiny:
         same_bits()
     watched = Watched(config_of(options, "inject", steps, *more))
-    watched.watch_updates = kind == "quiet"
-    setattr(refit, "_CLIMB_EVERY", 4)  # noqa: B010
-    setattr(fit, "_PATIENCE", 8)  # noqa: B010
+    watched.watch_updates = kind in ("quiet", MUON)
+    climb_sooner()
     injector = (
         Injector(watched, steps, options.seed, places(options)) if not kind.startswith("quiet") else None
     )
     if kind == "same setting":
         setattr(fit.Fit, "down", lambda self, step, allocator=None: self.setting)  # noqa: B010
+        setattr(refit, "_WAIT", 0.0)  # noqa: B010 - nobody holds memory that could come back
     row = watched.go()
     del row["step_seconds"]
     if injector is not None:
-        row["raised"] = dict(injector.raised)
+        row |= injector.told()
     if watched.update_costs:
         later = watched.update_costs[2:]
         row["update_allocations"] = {
@@ -201,14 +231,18 @@ def judge_inject(options: argparse.Namespace, rows: Rows, others: dict[str, Rows
         row = rows.get(name)
         if row is None or quiet is None:
             continue
-        raised = row["raised"]
+        raised, arrived, row_of = row["raised"], row["arrived"], row["in_a_row"]
+        total = sum(counts.values())
         found += [
-            check(f"{name}: errors raised", f"{sum(counts.values())}: {counts}", raised, raised == counts),
+            check(f"{name}: errors raised", f"{total}: {counts}", raised, raised == counts),
+            check(f"{name}: in a row at one step", f"at least {IN_A_ROW}", row_of,
+                  all(row_of[place] >= count for place, count in IN_A_ROW.items())),
+            check(f"{name}: arrive as what they are", f"{total} OutOfMemoryErrors", arrived,
+                  arrived == {"OutOfMemoryError": total}),
             check(f"{name}: updates", str(steps), row["updates"], row["updates"] == steps),
             check(f"{name}: no step lost or doubled", f"0 to {steps - 1}", len(row["logged"]),
                   row["logged"] == list(range(steps))),
-            check(f"{name}: learning rates and data order", "the same", [row["rates"], row["position"]],
-                  (row["rates"], row["position"]) == (quiet["rates"], quiet["position"])),
+            as_undisturbed(name, row),
         ]  # fmt: skip
     if quiet is not None and "loud" in rows:
         apart = abs(rows["loud"]["val_loss"] - quiet["val_loss"])
@@ -218,20 +252,23 @@ def judge_inject(options: argparse.Namespace, rows: Rows, others: dict[str, Rows
     if quiet is not None and "same setting" in rows:
         wanted, text, ok = equal_or_noise(rows["same setting"], quiet, rows.get(AGAIN))
         found.append(check("the same setting again after every error: weights at the end", wanted, text, ok))
-    if quiet is not None:
-        costs = quiet.get("update_allocations")
-        if costs is None:
-            found.append(check("what an update allocates" + STAND_IN, "nothing", "not counted", options.tiny))
-        else:
-            found.append(check("what an update allocates", "nothing", costs, not any(costs.values())))
+    for name, what, keys in (
+        ("quiet", "what an update allocates", ("allocations", "bytes_above", "bytes_asked_of_the_driver")),
+        (MUON, "Muon's update: its temporaries ask the driver for nothing after the first two",
+         ("bytes_asked_of_the_driver",)),
+    ):  # fmt: skip
+        if name in rows:
+            costs = rows[name].get("update_allocations")
+            ok = options.tiny if costs is None else not any(costs[key] for key in keys)
+            found.append(check(what + STAND_IN * (costs is None), "nothing", costs or "not counted", ok))
     return found
 
 
 # --- pause
 def pause_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    more = ("--log_interval=1",)
-    quiet = partial(plain_run, options, "quiet", options.pause_steps, *more)
-    return {"quiet": quiet, "paused": partial(paused, options), AGAIN: quiet}
+    took = 0.15 * options.pause_steps
+    quiet = Job(partial(plain_run, options, "quiet", options.pause_steps, "--log_interval=1"), 35 + took)
+    return {"quiet": quiet, "paused": Job(partial(paused, options), 40 + took), AGAIN: quiet}
 
 
 def plain_run(options: argparse.Namespace, name: str, steps: int, *more: str) -> Row:
@@ -254,16 +291,19 @@ def paused(options: argparse.Namespace) -> Row:
 
     cuda, steps = not options.tiny, options.pause_steps
     folder = options.work / "paused"
+    shutil.rmtree(folder, ignore_errors=True)  # what is left of a job that was ended is not its steps
 
     def used() -> float:
         free, total = torch.cuda.mem_get_info() if cuda else (0, 0)
         return (total - free) / GIB
 
-    ends = time.monotonic() + 0.8 * options.limit_seconds  # or this process is ended and the job left alone
-
     def wait_for(count: int) -> None:
-        while len(logged_steps(folder)) < count:
-            if job.poll() is not None or time.monotonic() > ends:
+        there, since = -1, time.monotonic()
+        while (now := len(logged_steps(folder))) < count:
+            if now > there:
+                there, since = now, time.monotonic()
+                PULSE.beat()
+            if job.poll() is not None or time.monotonic() - since > 0.9 * STALLED_SECONDS:
                 raise RuntimeError(f"no step {count}; the job's exit code: {job.returncode}")
             time.sleep(0.02)
 
@@ -272,7 +312,10 @@ def paused(options: argparse.Namespace) -> Row:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
     environment |= {"OMP_NUM_THREADS": "1"} if options.tiny else {}
     program = ["-m", "onecard", "train"] if options.tiny else [str(Path(same_bits_file).resolve())]
-    job = subprocess.Popen([sys.executable, *program, *words], env=environment)
+    # Should this process be ended, it must not be left behind on the card.
+    job = subprocess.Popen(
+        [sys.executable, *program, *words], env=environment, preexec_fn=partial(_end_with, os.getpid())
+    )
     try:
         wait_for(steps // 4)
         held = used() - without
@@ -299,7 +342,8 @@ def paused(options: argparse.Namespace) -> Row:
         ask_to_go_on(RunDirectory(folder))
         wait_for(there + 1)
         again = time.monotonic() - began
-        code = job.wait(timeout=max(1.0, ends - time.monotonic()))
+        wait_for(steps)
+        code = job.wait(timeout=60)
     finally:
         if job.poll() is None:
             job.kill()

@@ -4,40 +4,63 @@ from __future__ import annotations
 
 import argparse
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fit_runs import GIB, Row, Watched, caps_of, config_of, pretend_memory, question_of
+from fit_runs import GIB, PULSE, Row, Watched, caps_of, config_of, pretend_memory, question_of
 
-Job = Callable[[], Row]
 Rows = dict[str, Row]  # of one part, by job
 Check = dict[str, Any]
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+# Those first that runs under caps are most likely to have.
+MICRO_BATCHES = (16, 8, 4, 32, 64, 2, 1)
 CLOSE = 0.01  # nats
 FAST = 0.95
 # In the tiny mode speeds are those of a toy on a busy machine: the paths run, the figures say nothing.
 STAND_IN = " (stand-in: no card)"
 
 
+@dataclass(frozen=True)
+class Job:
+    """Work in a process of its own. `seconds`: what it is expected to take on an H200, compiling included."""
+
+    work: Callable[[], Row]
+    seconds: float
+
+    @property
+    def limit(self) -> float:
+        """One that hangs is ended long before (fit_runs.Pulse); this is for one that is far too slow."""
+        return 60 + 2 * self.seconds
+
+
 def check(what: str, wanted: str, found: Any, ok: bool) -> Check:
     return {"what": what, "wanted": wanted, "found": found, "ok": bool(ok)}
 
 
+def as_undisturbed(name: str, row: Row) -> Check:
+    """Beside what the schedule and the order of the data say, without another run."""
+    there = {key: row[key] for key in row["must_be"]}
+    return check(f"{name}: learning rates, data position and tokens", row["must_be"], there,
+                 there == row["must_be"])  # fmt: skip
+
+
 # --- caps
 def caps_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    caps = caps_of(options)
+    """What all are compared with, and then the tightest first."""
+    caps, steps = caps_of(options), options.steps
     outside = list(caps)[len(caps) // 2]
+    few = max(20, steps // 10)
     return {
-        "uncapped": partial(capped, options, None, options.steps),
-        **{name: partial(capped, options, cap, options.steps) for name, cap in caps.items()},
-        f"from outside: {outside}": partial(
-            capped, options, caps[outside], max(20, options.steps // 10), knob=False
-        ),
-    }
+        "uncapped": Job(partial(capped, options, None, steps), 35 + 0.15 * steps),
+        **{name: Job(partial(capped, options, cap, steps), 20 + 0.2 * steps)
+           for name, cap in sorted(caps.items(), key=lambda item: item[1])},
+        f"from outside: {outside}": Job(partial(capped, options, caps[outside], few, knob=False), 25),
+    }  # fmt: skip
 
 
 def capped(options: argparse.Namespace, cap: float | None, steps: int, *, knob: bool = True) -> Row:
@@ -69,9 +92,14 @@ def judge_caps(options: argparse.Namespace, rows: Rows, others: dict[str, Rows])
     free = rows.get("uncapped")
     found: list[Check] = []
     for name, row in rows.items():
-        found.append(check(f"{name}: ran to the end", f"{row['asked']} steps", row["steps"],
-                           row["steps"] == row["asked"]))  # fmt: skip
-        if name == "uncapped" or free is None:
+        found += [
+            check(f"{name}: ran to the end", f"{row['asked']} steps", row["steps"],
+                  row["steps"] == row["asked"]),
+            check(f"{name}: holds what it began with", "no change of setting", row["refits"],
+                  row["refits"] == 0),
+            as_undisturbed(name, row),
+        ]  # fmt: skip
+        if name == "uncapped":
             continue
         peak = row.get("peak_reserved_gib", row["predicted_need_gib"])
         found += [
@@ -85,37 +113,40 @@ def judge_caps(options: argparse.Namespace, rows: Rows, others: dict[str, Rows])
                 found.append(check(f"{name}: the same choice as by vram_limit", same["began_with"],
                                    row["began_with"], same["began_with"] == row["began_with"]))  # fmt: skip
             continue
+        if free is None:
+            continue
         apart = abs(row["val_loss"] - free["val_loss"])
         curve = max(abs(a - b) for (_, a), (_, b) in zip(row["train"], free["train"], strict=True))
         found += [
             check(f"{name}: validation loss beside the uncapped run's", f"within {CLOSE}",
                   f"{apart:.5f} apart; training curves at most {curve:.5f}", apart <= CLOSE),
-            check(f"{name}: learning rates", free["rates"], row["rates"], row["rates"] == free["rates"]),
-            check(f"{name}: data order and position", free["position"], row["position"],
-                  (row["position"], row["tokens"]) == (free["position"], free["tokens"])),
         ]  # fmt: skip
     return found
 
 
 # --- sweep
 def sweep_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    return {f"micro-batch {size}": partial(sweep, options, size) for size in MICRO_BATCHES}
+    return {f"micro-batch {size}": Job(partial(sweep, options, size), 80) for size in MICRO_BATCHES}
 
 
-def worth_measuring(options: argparse.Namespace, question: Any) -> tuple[list[Any], int]:
-    """Settings that the planner lets into some cap (or nearly), not far slower than its best one there."""
+def worth_measuring(options: argparse.Namespace, question: Any) -> tuple[list[Any], list[Any], int]:
+    """Settings that the planner lets into some cap (or nearly), not far slower than its best one there; some
+    of the others, drawn at random, or a setting that is faster than predicted would never be found out; and
+    how many there are in all."""
     from onecard.plan.search import settings
 
     every = [question.answer(s) for s in settings(question.config, question.shape)]
-    every = [
-        choice for choice in every if choice.setting.micro_batch in MICRO_BATCHES and choice.setting.exact
-    ]
-    kept = []
-    for cap in caps_of(options).values():
-        fitting = [choice for choice in every if choice.bill.need <= 1.03 * cap * GIB]
-        best = max((choice.tokens_per_s for choice in fitting if choice.bill.need <= cap * GIB), default=0.0)
+    every = [choice for choice in every if choice.setting.exact]
+    caps = [cap * GIB for cap in caps_of(options).values()]
+    nearly = 1.0 if options.tiny else 1.03
+    kept: list[Any] = []
+    for cap in caps:
+        fitting = [choice for choice in every if choice.bill.need <= nearly * cap]
+        best = max((choice.tokens_per_s for choice in fitting if choice.bill.need <= cap), default=0.0)
         kept += [c for c in fitting if c.tokens_per_s >= (1 - options.slower) * best and c not in kept]
-    return kept, len(every)
+    others = [choice for choice in every if choice not in kept and choice.bill.need <= max(caps)]
+    drawn = random.Random(options.seed).sample(others, min(options.sweep_drawn, len(others)))
+    return kept, drawn, len(every)
 
 
 def sweep(options: argparse.Namespace, size: int) -> Row:
@@ -125,16 +156,19 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
     from onecard.data.batches import Sequences
     from onecard.data.bins import open_split
     from onecard.data.prefetch import Prefetcher
-    from onecard.train import engine, start
+    from onecard.train import engine, memory, start
 
-    ends = time.monotonic() + 0.85 * options.limit_seconds
+    ends = time.monotonic() + 0.9 * sweep_jobs(options)[f"micro-batch {size}"].limit
+    if not options.tiny:
+        memory.use_expandable_segments()
     question = question_of(options)
     config, shape, dtype = question.config, question.shape, question.dtype
     cuda, device = not options.tiny, options.device
     torch.set_float32_matmul_precision("high")
-    kept, every = worth_measuring(options, question)
-    row: Row = {"settings": [], "unmeasured": [], "kept": len(kept), "of": every}
-    mine = [choice for choice in kept if choice.setting.micro_batch == size]
+    kept, drawn, every = worth_measuring(options, question)
+    row: Row = {"settings": [], "unmeasured": [], "kept": len(kept), "drawn": len(drawn), "of": every}
+    mine = sorted((c for c in kept if c.setting.micro_batch == size), key=lambda c: -c.tokens_per_s)
+    mine += [choice for choice in drawn if choice.setting.micro_batch == size]
     if not mine:
         return row
     model = start._fresh_model(shape, config)
@@ -158,9 +192,9 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
             if cuda:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            told = {"setting": choice.setting.words(), "loss_chunk": choice.setting.loss_chunk,
-                    "predicted_need_gib": choice.bill.need / GIB,
-                    "predicted_tokens_per_s": round(choice.tokens_per_s)}  # fmt: skip
+            told: Row = {"setting": choice.setting.words(), "loss_chunk": choice.setting.loss_chunk,
+                         "drawn": choice in drawn, "predicted_need_gib": choice.bill.need / GIB,
+                         "predicted_tokens_per_s": round(choice.tokens_per_s)}  # fmt: skip
             row["settings"].append(told)
             try:
                 model.recompute, model.loss_chunk = choice.setting.recompute, choice.setting.loss_chunk
@@ -169,15 +203,60 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
                 stepper = engine.new_stepper(
                     model, config, choice.setting, device, dtype, compiled=model.compiled
                 )
-                seconds = [timed_step(stepper, batches, config) for _ in range(3 + options.sweep_steps)][3:]
-                told["tokens_per_s"] = round(config.tokens_per_step / statistics.median(seconds))
+                told["tokens_per_s"] = measured_speed(stepper, batches, config, options.sweep_steps)
             except Exception as error:
                 told["error"] = (str(error).splitlines() or [type(error).__name__])[0][:160]
+                memory.forget(error)
             if cuda:
                 told["peak_reserved_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 3)
                 told["allocator_retries"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
                 told["peak_allocated_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 3)
+                if "error" not in told:
+                    least = min(told["peak_allocated_gib"], told["predicted_need_gib"])
+                    told["under_caps"] = [
+                        under_cap(options, cap, choice, stepper, batches)
+                        for cap in sorted(options.caps)
+                        if least <= cap < told["peak_reserved_gib"]
+                    ]
     return row
+
+
+def under_cap(options: argparse.Namespace, cap: float, choice: Any, stepper: Any, batches: Any) -> Row:
+    """Does it run in less than it takes where nothing is short? The allocator keeps more then than it needs.
+
+    As a run under that cap would: micro-batches are recorded only where there is room for it.
+    """
+    import torch
+
+    from onecard.train import engine, memory
+    from onecard.train.fit import process_bytes
+
+    config, setting = choice.question.config, choice.setting
+    there = replace(choice.question, allowed=process_bytes(cap * GIB)).answer(setting)
+    told: Row = {"cap": cap, "ran": False}
+    stepper.release()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(cap * GIB / torch.cuda.mem_get_info()[1])
+    try:
+        room, compiled = there.has_room_to_record, stepper.model.compiled
+        stepper.record(engine.graphs_of(config, setting, options.device, compiled=compiled, room=room))
+        told["tokens_per_s"] = measured_speed(stepper, batches, config, max(2, options.sweep_steps // 2))
+        told["ran"] = True
+    except Exception as error:
+        if not memory.is_out_of_memory(error):
+            told["error"] = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        memory.forget(error)
+    finally:
+        stepper.release()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return told
+
+
+def measured_speed(stepper: Any, batches: Any, config: Any, steps: int) -> int:
+    """Tokens a second, after steps in which kernels are compiled and micro-batches recorded."""
+    seconds = [timed_step(stepper, batches, config) for _ in range(3 + steps)][3:]
+    return round(config.tokens_per_step / statistics.median(seconds))
 
 
 def timed_step(stepper: Any, batches: Any, config: Any) -> float:
@@ -185,6 +264,7 @@ def timed_step(stepper: Any, batches: Any, config: Any) -> float:
 
     from onecard.optim.schedule import rates
 
+    PULSE.beat()
     began = time.perf_counter()
     stepper.run(batches.next_step().micros, rates(1, config))
     if config.device.startswith("cuda"):
@@ -192,29 +272,51 @@ def timed_step(stepper: Any, batches: Any, config: Any) -> float:
     return time.perf_counter() - began
 
 
+def speed_at(setting: Row, cap: float) -> float | None:
+    """Tokens a second in so many GiB; None where it does not run in that, as far as is known."""
+    if setting["peak_reserved_gib"] <= cap:
+        return float(setting["tokens_per_s"])
+    ran = (float(t["tokens_per_s"]) for t in setting.get("under_caps", []) if t["cap"] == cap and t["ran"])
+    return next(ran, None)
+
+
+def predicted_speed_at(setting: Row, cap: float) -> float | None:
+    """Where there is no card to run out of."""
+    return float(setting["predicted_tokens_per_s"]) if setting["predicted_need_gib"] <= cap else None
+
+
 def judge_sweep(options: argparse.Namespace, rows: Rows, others: dict[str, Rows]) -> list[Check]:
     """Beside what the trainer reached in part caps; figures in predicted speeds where there is no card."""
     speed = "predicted_tokens_per_s" if options.tiny else "tokens_per_s"
-    size = "predicted_need_gib" if options.tiny else "peak_reserved_gib"
+    speed_of = predicted_speed_at if options.tiny else speed_at
     measured = [s for row in rows.values() for s in row["settings"] if "tokens_per_s" in s]
     unmeasured = [name for row in rows.values() for name in row["unmeasured"]]
     failed = [s["setting"] for row in rows.values() for s in row["settings"] if "error" in s]
-    kept, of = next(((row["kept"], row["of"]) for row in rows.values()), (0, 0))
-    missing = [*unmeasured, *failed, *(j for j in sweep_jobs(options) if j not in rows)]
-    found = [check(f"{kept} settings worth measuring of {of} (others predicted {options.slower:.0%} slower)",
-                   "all measured", missing or len(measured), not missing)]  # fmt: skip
-    for name, row in others.get("caps", {}).items():
-        if row["cap_gib"] is None or name.startswith("from outside"):
+    failed += [f"{s['setting']} under {t['cap']:g} GiB" for s in measured for t in s.get("under_caps", [])
+               if "error" in t]  # fmt: skip
+    missing = [*unmeasured, *failed]
+    first = next(iter(rows.values()))
+    what = (
+        f"of {first['of']} exact settings {first['kept']} worth measuring (not predicted to be "
+        f"{options.slower:.0%} slower than the best under every cap) and {first['drawn']} of the others"
+    )
+    wanted = first["kept"] + first["drawn"]
+    found = [check(what, f"{wanted} measured", missing or len(measured),
+                   not missing and len(measured) == wanted)]  # fmt: skip
+    for name, cap in caps_of(options).items():
+        what = f"{name}: tokens/s beside the best setting measured" + (STAND_IN if options.tiny else "")
+        row = others.get("caps", {}).get(name)
+        fitting = [(at, s["setting"]) for s in measured if (at := speed_of(s, cap)) is not None]
+        if row is None or not fitting:
+            why = "no run of part caps to compare" if row is None else "no setting that runs in that"
+            found.append(check(what, f"at least {FAST}", why, False))
             continue
-        fitting = [s for s in measured if s[size] <= row["cap_gib"]]
-        if not fitting:
-            continue
-        best = max(fitting, key=lambda s: s[speed])
-        ratio = row[speed] / best[speed]
-        what = f"{name}: tokens/s beside the best of {len(fitting)} settings" + (
-            STAND_IN if options.tiny else ""
+        best, best_setting = max(fitting)
+        ratio = row[speed] / best
+        text = (
+            f"{ratio:.3f}: {row[speed]:,} with {row['setting']}; {best:,.0f} with {best_setting} "
+            f"(best of {len(fitting)})"
         )
-        text = f"{ratio:.3f}: {row[speed]:,} with {row['setting']}; {best[speed]:,} with {best['setting']}"
         found.append(check(what, f"at least {FAST}", text, ratio >= FAST))
     return found
 
@@ -223,7 +325,10 @@ def judge_sweep(options: argparse.Namespace, rows: Rows, others: dict[str, Rows]
 def start_jobs(options: argparse.Namespace) -> dict[str, Job]:
     caps = caps_of(options)
     name = list(caps)[len(caps) // 2]
-    return {"as it stands": partial(start, options, None), name: partial(start, options, caps[name])}
+    return {
+        "as it stands": Job(partial(start, options, None), 35),
+        name: Job(partial(start, options, caps[name]), 25),
+    }
 
 
 def start(options: argparse.Namespace, cap: float | None) -> Row:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import faulthandler
 import hashlib
 import json
-import os
 import pickle
-import random
 import shutil
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,27 @@ Row = dict[str, Any]
 GIB = 2**30
 # A device without a card has no memory to be short of: there the trainer is told figures instead.
 TINY_VOCAB = 61
+# A job in which nothing gets done for so long hangs. A first step with all its compiling takes half of it.
+STALLED_SECONDS = 85.0
+
+
+class Pulse:
+    """Ends this process when no sign of life has come for a while, telling where it stood.
+
+    By a timer that does not wait for Python: what hangs may well be inside the driver.
+    """
+
+    def __init__(self) -> None:
+        self._beaten = 0.0
+
+    def beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beaten > 1:  # a timer is a thread, and steps of a toy take milliseconds
+            self._beaten = now
+            faulthandler.dump_traceback_later(STALLED_SECONDS, exit=True)
+
+
+PULSE = Pulse()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,41 +156,53 @@ class Watched:
         self.settings: list[Any] = []
         self.update_costs: list[tuple[int, int, int]] = []
         self.watch_updates = False
+        self._peaks = Peaks()
 
     def go(self) -> Row:
         import torch
 
         from onecard.optim.optimizer import Optimizer
-        from onecard.train import loop, refit, start
+        from onecard.train import evaluate, loop, refit, start
 
         plain_open, plain_update, plain_change = start.open_run, Optimizer.update, refit.change_setting
+        plain_evaluate = evaluate.evaluate_both
 
         def opened(config: Any) -> Any:
+            PULSE.beat()
             self.run = plain_open(config)
             self.settings.append(self.run.fit.setting)
             return self.run
 
         def updated(optimizer: Any, *arguments: Any) -> None:
             self.updates += 1
+            PULSE.beat()
             if self.watch_updates:
                 self._costs(lambda: plain_update(optimizer, *arguments))
             else:
                 plain_update(optimizer, *arguments)
+
+        def evaluated(*arguments: Any) -> Any:
+            found = plain_evaluate(*arguments)
+            PULSE.beat()  # it is compiled apart from the steps
+            return found
 
         def changed(run: Any, step: int) -> None:
             plain_change(run, step)
             self.settings.append(run.fit.setting)
 
         setattr(loop, "open_run", opened)  # noqa: B010
+        setattr(loop, "evaluate_both", evaluated)  # noqa: B010
         setattr(Optimizer, "update", updated)  # noqa: B010
         setattr(refit, "change_setting", changed)  # noqa: B010
         cuda = self.config.device.startswith("cuda")
+        if cuda:
+            self._peaks.watch()
+        shutil.rmtree(self.config.out_dir, ignore_errors=True)  # of a job that was ended
         began = time.perf_counter()
         summary = loop.train(self.config)
         row = self._told(summary) | {"seconds": round(time.perf_counter() - began, 1)}
         if cuda:
-            row["peak_allocated_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 3)
-            row["peak_reserved_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 3)
+            row |= self._peaks.told()
             # How often the allocator gave everything back and began anew: a cap may cost speed by that.
             row["allocator_retries"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
         return row
@@ -203,10 +234,28 @@ class Watched:
             "rates": digest([(row["step"], row["lr"]) for row in stepped]),
             "position": digest(saved.state["position"]["data"]),
             "tokens": summary.values["tokens"],
+            "must_be": self._must_be(),
             "weights": digest_of_weights(saved.model_tensors()),
         }  # fmt: skip
         shutil.rmtree(folder)  # checkpoints are large, and all that is asked of them has been read
         return told
+
+    def _must_be(self) -> Row:
+        """Rates, data position and tokens of a run that nothing has disturbed: known without running it."""
+        from onecard.data.batches import Sequences
+        from onecard.data.bins import open_split
+        from onecard.optim.schedule import shown_rate
+
+        config, shape = self.run.config, self.run.model.shape
+        steps, every = config.max_iters, config.log_interval
+        logged = [step for step in range(steps) if step % every == 0 or step + 1 == steps]
+        data = open_split(Path("data") / config.dataset, "train", shape.block_size, shape.vocab_size)
+        sequences = Sequences(data, config.block_size, config.seed)
+        after = sequences.skip(sequences.start(), steps * config.sequences_per_step)
+        return {
+            "rates": digest([(step, shown_rate(step, config)) for step in logged]),
+            "position": digest(after.to_json()), "tokens": steps * config.tokens_per_step,
+        }  # fmt: skip
 
     def _costs(self, update: Callable[[], None]) -> None:
         """Allocations, bytes above what was there, and bytes asked of the driver."""
@@ -223,6 +272,41 @@ class Watched:
         more = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
         asked = after["reserved_bytes.all.peak"] - before["reserved_bytes.all.current"]
         self.update_costs.append((count, more, asked))
+
+
+class Peaks:
+    """The most memory there ever was: torch's own figures begin anew when the trainer changes its setting."""
+
+    def __init__(self) -> None:
+        self.allocated = self.reserved = 0
+
+    def watch(self) -> None:
+        """From here on; what was before (kernels tried out without a cap) is not the run's."""
+        import torch
+
+        plain = torch.cuda.reset_peak_memory_stats
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+            plain()
+
+        def reset(*arguments: Any, **named: Any) -> None:
+            self._look()
+            plain(*arguments, **named)
+
+        setattr(torch.cuda, "reset_peak_memory_stats", reset)  # noqa: B010
+
+    def _look(self) -> None:
+        import torch
+
+        self.allocated = max(self.allocated, torch.cuda.max_memory_allocated())
+        self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
+
+    def told(self) -> Row:
+        self._look()
+        return {
+            "peak_allocated_gib": round(self.allocated / GIB, 3),
+            "peak_reserved_gib": round(self.reserved / GIB, 3),
+        }
 
 
 def digest(value: Any) -> str:
@@ -261,148 +345,3 @@ def refits_in(folder: Path) -> list[Row]:
         {"step": e["step"], "where": e["where"], "to": Setting(**e["after"]).words()}
         for e in events if e["event"] == "refitted"
     ]  # fmt: skip
-
-
-PLACES = {"forward": 30, "backward": 30, "entry of the update": 21, "evaluation": 12, "sampling": 3,
-          "checkpoint": 4}  # fmt: skip
-
-
-def places(options: argparse.Namespace) -> dict[str, int]:
-    """How many errors where; in the tiny mode a third, which takes a third of the time."""
-    return {place: -(-count // 3) if options.tiny else count for place, count in PLACES.items()}
-
-
-class Injector:
-    """Raises as a full card does: in every place as often as `counts` says, at steps drawn by `seed`."""
-
-    def __init__(self, watched: Watched, steps: int, seed: int, counts: dict[str, int]) -> None:
-        from onecard.model.decoder import Decoder
-        from onecard.train import evaluate, journal
-        from onecard.train.loop import Training
-        from onecard.train.step import Stepper
-
-        self.watched, self.raised = watched, Counter[str]()
-        numbers, last = random.Random(seed), int(0.9 * steps)
-        every = watched.config.eval_interval
-        self.due: dict[str, list[int]] = {}
-        at_evaluations = list(range(every, last, every))
-        numbers.shuffle(at_evaluations)
-        for place, count in counts.items():
-            if place in ("sampling", "checkpoint"):  # once at an evaluation, which is not done again for them
-                self.due[place] = sorted(at_evaluations.pop() for _ in range(count))
-            else:
-                self.due[place] = sorted(numbers.randrange(1, last) for _ in range(count))
-        self._wrap(Decoder, "loss_sum", "forward", only_training=True)
-        for owner in (Decoder, *_subclasses(Decoder)):
-            if "_begin_backward" in vars(owner):
-                self._wrap(owner, "_begin_backward", "backward")
-        self._wrap(Stepper, "update", "entry of the update")
-        self._wrap(evaluate, "evaluate", "evaluation")
-        self._wrap(journal, "sample_text", "sampling")
-        self._wrap(Training, "_save", "checkpoint")
-
-    def _wrap(self, owner: Any, name: str, place: str, *, only_training: bool = False) -> None:
-        import torch
-
-        plain = getattr(owner, name)
-
-        def wrapped(*arguments: Any, **named: Any) -> Any:
-            counts = not only_training or named.get("scale") is not None
-            due = self.due[place]
-            if counts and due and self.watched.run.position.step >= due[0]:
-                due.pop(0)
-                self.raised[place] += 1
-                raise torch.OutOfMemoryError(f"CUDA out of memory in {place}")
-            return plain(*arguments, **named)
-
-        setattr(owner, name, wrapped)
-
-
-def _subclasses(owner: Any) -> Iterator[Any]:
-    for cls in owner.__subclasses__():
-        yield cls
-        yield from _subclasses(cls)
-
-
-class Ballast:
-    """Somebody else on the card: a process of its own that takes memory and gives it back."""
-
-    def __init__(self, options: argparse.Namespace, folder: Path, phases: tuple[int, int]) -> None:
-        self.options, self.folder, self.phases = options, folder, phases
-        self.log, self.taken = options.work / "ballast.jsonl", options.work / "ballast.taken"
-
-    def work(self, ready: Any, over: Any, least_need: float, most_need: float) -> None:
-        """Fill the card; wait for `before` steps; take and return until `during` more are done; leave."""
-        import torch
-
-        options, numbers, parent = self.options, random.Random(self.options.seed), os.getppid()
-        cuda = not options.tiny
-        began, before, until = time.monotonic(), self.phases[0], sum(self.phases)
-
-        def gone() -> bool:
-            """Nobody to disturb any more; a process that outlives its parent would keep the card full."""
-            return over.is_set() or os.getppid() != parent
-
-        def free() -> float:
-            return torch.cuda.mem_get_info()[0] / GIB if cuda else most_need - self.taken_gib()
-
-        def note(did: str) -> None:
-            line = {"at": round(time.monotonic() - began, 1), "step": len(logged_steps(self.folder)),
-                    "did": did, "free_gib": round(free(), 4)}  # fmt: skip
-            with self.log.open("a") as sink:
-                sink.write(json.dumps(line) + "\n")
-
-        filler = None
-        if cuda:
-            size = torch.cuda.mem_get_info()[0] - int(options.free_gib * GIB)
-            filler = torch.empty(max(size, 1), dtype=torch.uint8, device="cuda")
-        note("filled the card")
-        ready.set()
-        while len(logged_steps(self.folder)) < before and not gone():
-            time.sleep(0.05)
-        held: list[Any] = []
-
-        def take(goal: float, patience: float) -> float:
-            """GiB taken: at once what is free, the rest as soon as it is."""
-            have, until = 0.0, time.monotonic() + patience
-            while have < goal and time.monotonic() < until and not gone():
-                part = min(goal - have, free() - (options.leave_gib if cuda else 0.0))
-                if not cuda:
-                    self.taken.write_text(str(part))
-                    return part
-                try:
-                    if part > min(0.1, goal - have - 1e-6):
-                        held.append(torch.empty(int(part * GIB), dtype=torch.uint8, device="cuda"))
-                        have += part
-                        continue
-                except torch.OutOfMemoryError:
-                    pass  # the trainer was quicker
-                time.sleep(0.005)
-            return have
-
-        least, most = (0.5, 6.0) if cuda else (0.2 * (most_need - least_need), most_need - least_need)
-        while len(logged_steps(self.folder)) < until and not gone():
-            goal, patience = numbers.uniform(least, most), numbers.uniform(*options.gap)
-            since = time.monotonic()
-            note(f"took {take(goal, patience):.3g} GiB of the {goal:.3g} it wanted")
-            over.wait(max(0.0, since + patience - time.monotonic()))
-            held.clear()
-            if cuda:
-                torch.cuda.empty_cache()
-            self.taken.unlink(missing_ok=True)
-            note("gave it back")
-            over.wait(numbers.uniform(*options.gap))
-        note("left")
-        while not gone():
-            over.wait(0.5)
-        held.clear()
-        del filler
-
-    def taken_gib(self) -> float:
-        try:
-            return float(self.taken.read_text() or 0)
-        except (OSError, ValueError):
-            return 0.0
-
-    def events(self) -> list[Row]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
