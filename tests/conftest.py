@@ -41,6 +41,12 @@ def pytest_configure() -> None:
             HypothesisProvider._local_constants = Constants()
 
 
+@pytest.fixture(autouse=True)
+def as_wide_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs several tests at a time tells each how wide his own terminal is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder with a small learnable data set, as nanoGPT's commands expect."""
