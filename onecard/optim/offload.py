@@ -9,7 +9,7 @@ where the rule needs one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +60,9 @@ class _Registration:
         self._address: int | None = tensor.data_ptr()
         if failed := int(self._runtime.cudaHostRegister(self._address, tensor.nbytes, 0)):
             self._address = None
+            # The runtime keeps its last error for whoever asks next, which is a kernel that has done nothing.
+            with suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
             raise UserError(
                 f"{tensor.nbytes / 2**30:.1f} GiB of host memory could not be pinned (CUDA error {failed})",
                 "the driver may allow less (under WSL about half of the memory WSL has)",
