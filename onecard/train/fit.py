@@ -8,7 +8,7 @@ rates do not notice. This module decides; engine.py applies; the loop tries agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -165,6 +165,16 @@ class Fit:
         self._not_again_soon(step)
         self.setting = to
         self.evaluation_batch = min(self.evaluation_batch, to.micro_batch)
+
+    def remembered(self) -> Callable[[], None]:
+        """Brings the present state back: what was only tried while others had the memory is no failure."""
+        now = {n: v for n, v in vars(self).items() if n != "_choices"}
+        sizes, failed = set(self._sizes), {setting: replace(f) for setting, f in self._failed.items()}
+
+        def bring_back() -> None:
+            vars(self).update(now, _sizes=set(sizes), _failed={s: replace(f) for s, f in failed.items()})
+
+        return bring_back
 
     def _not_again_soon(self, step: int, *, expected: bool = False) -> None:
         failure = self._failed.setdefault(self.setting, Failure(0, _PATIENCE // 2))
