@@ -69,9 +69,10 @@ class PauseRequest:
     def going_on(self) -> None:
         """The card is about to be taken again. Whoever wishes a pause from here on waits for another one; who
         did so just before has been told that the card is free, so look once more."""
-        self.says("resuming")
-        _remove(self._done)
-        self._granted = False
+        if self._granted:
+            self._granted = False
+            self.says("resuming")
+            _remove(self._done)
 
     def over(self) -> None:
         """Training again. A wish that has come meanwhile is another one, and stands."""
