@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import threading
@@ -53,12 +54,18 @@ def write_json(path: Path, content: Any) -> None:
     temporary.replace(path)
 
 
-def exclusive_lock(path: Path) -> BinaryIO:
-    """Held while the returned file is open; it goes with the process, even by kill -9."""
+def exclusive_lock(path: Path, *, holds_data: bool = False) -> BinaryIO:
+    """Held while the returned file is open; it goes with the process, even by kill -9.
+
+    `holds_data`: the file is more than a lock. Windows keeps everybody else from reading what is locked, so
+    there such a file is left unlocked.
+    """
     file = path.open("ab")
     try:
         import fcntl
-    except ImportError:  # Windows: nothing of the kind without another package
+    except ImportError:
+        if not holds_data:
+            _lock_on_windows(file)
         return file
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,3 +75,18 @@ def exclusive_lock(path: Path) -> BinaryIO:
     except OSError:
         pass  # a file system without locks
     return file
+
+
+def _lock_on_windows(file: BinaryIO) -> None:
+    try:
+        msvcrt: Any = importlib.import_module("msvcrt")
+    except ImportError:  # neither of the two systems
+        return
+    file.seek(0)
+    try:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    except PermissionError:  # a byte that another one has
+        file.close()
+        raise AlreadyLockedError from None
+    except OSError:
+        pass  # a file system without locks

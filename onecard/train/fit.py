@@ -9,7 +9,7 @@ rates do not notice. This module decides; engine.py applies; the loop tries agai
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -188,6 +188,16 @@ class Fit:
         self._not_again_soon(step, ran_out=False)
         self.setting, self._since = to, step
         self.evaluation_batch = min(self.evaluation_batch, to.micro_batch)
+
+    def remembered(self) -> Callable[[], None]:
+        """Brings the present state back: what was only tried while others had the memory is no failure."""
+        now = dict(vars(self))
+        sizes, failed = set(self._sizes), {setting: replace(f) for setting, f in self._failed.items()}
+
+        def bring_back() -> None:
+            vars(self).update(now, _sizes=set(sizes), _failed={s: replace(f) for s, f in failed.items()})
+
+        return bring_back
 
     def _not_again_soon(self, step: int, *, ran_out: bool, expected: bool = False) -> None:
         failure = self._failed.setdefault(self.setting, Failure(0, _PATIENCE // 2))

@@ -120,14 +120,18 @@ class Journal:
             "gained", step=self.run.position.step, predicted_gain=predicted, measured_gain=measured
         )
 
-    def paused(self) -> None:
+    def paused(self, left: str) -> None:
         out = self.run.config.out_dir
-        free = "the card is free" if self.run.device.startswith("cuda") else "nothing is computed"
         self.display.say(
-            f"paused at step {self.run.position.step:,}: {free}; "
+            f"paused at step {self.run.position.step:,}: {left}; "
             f"`onecard train --out_dir={out} --resume-now` goes on", "yellow",
         )  # fmt: skip
-        self.recorder.event("paused", step=self.run.position.step)
+        self.recorder.event("paused", step=self.run.position.step, left=left)
+
+    def waits_for_memory(self, why: str) -> None:
+        """After a pause, while somebody else has the card's memory."""
+        self.display.say(f"waiting for memory: {why}; going on as soon as there is room", "yellow")
+        self.recorder.event("waits for memory", step=self.run.position.step, why=why)
 
     def going_on(self) -> None:
         self.display.say("going on", "yellow")

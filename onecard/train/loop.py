@@ -94,6 +94,8 @@ class Training:
             if told is error:
                 raise
             raise told from error
+        finally:
+            self.pause.ended()
 
     def _until_changed(self, batches: Prefetcher) -> bool:
         """Step after step, to the end (True) or until steps are to be carried out in another way."""
@@ -117,7 +119,7 @@ class Training:
                 if self.pause():
                     doing = "pause"
                     self._settle()
-                    self.refit.pause(self.pause, self.stop)
+                    self.refit.pause(self.pause, self.stop, self._save_if_new)
                     return self.stop()
                 if called_off:
                     continue  # for a pause that is no longer wished
@@ -257,7 +259,12 @@ class Training:
         self.saved_step = step
         self.journal.saved(step, path)
 
+    def _save_if_new(self) -> None:
+        if self.position.step > max(self.saved_step, 0):
+            self._save()
+
     def _finish(self) -> Summary:
+        self.pause.ending()
         interrupted = self.stop()
         if interrupted:
             self.journal.stopping()

@@ -155,14 +155,22 @@ def _context_bytes(device: str) -> int:
     square = torch.ones(64, 64, device=device)
     torch.mm(square, square)  # a context, and the matmul library in it
     torch.cuda.synchronize(device)
-    reserved = torch.cuda.memory_reserved(device)
+    held = process_bytes_on(device)
+    # WSL and containers do not tell.
+    return CONTEXT if held is None else max(held - torch.cuda.memory_reserved(device), 0)
+
+
+def process_bytes_on(device: str) -> int | None:
+    """What this process holds of the card in all; None where the driver does not tell."""
+    if not device.startswith("cuda"):
+        return None
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     for gpu in local_gpus():
         if gpu.uuid is not None and uuid in gpu.uuid:
             for process in gpu.processes:
                 if process.mine and process.memory_bytes:
-                    return max(process.memory_bytes - reserved, 0)
-    return CONTEXT  # WSL and containers do not tell
+                    return process.memory_bytes
+    return None
 
 
 def is_capped(device: str) -> bool:

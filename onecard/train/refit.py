@@ -6,7 +6,6 @@ nothing is lost if the next setting does not fit either.
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -14,14 +13,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from onecard.errors import UserError, first_line
-from onecard.optim.held import Storage
+from onecard.errors import first_line
 from onecard.plan.lines import GIB
 from onecard.plan.search import Choice
 from onecard.plan.settings import Setting
-from onecard.run.checkpoint import TrainingState
 from onecard.run.pause import PauseRequest
-from onecard.train.engine import graphs_of, new_stepper, storage_of
 from onecard.train.fit import Fit
 from onecard.train.journal import Journal
 from onecard.train.memory import (
@@ -35,10 +31,18 @@ from onecard.train.memory import (
     reserve_of,
 )
 from onecard.train.neighbours import look_at, spilling_platform, told_about
+from onecard.train.parking import (
+    as_user_error,
+    left_on_card,
+    needed_by,
+    put_in_place,
+    rest_until_taken_back,
+    try_to_park,
+    wait_for_others,
+)
 from onecard.train.start import Run
 from onecard.train.watch import SpeedWatch
 
-_PAUSED_LOOK = 0.1  # seconds
 _OF_TRAINING = ("loss", "backward pass of a layer")  # moments that every step has
 # Steps between looks at how much memory there is now, and seconds: small models step in milliseconds.
 _CLIMB_EVERY, _CLIMB_SECONDS = 32, 1.0
@@ -50,7 +54,6 @@ _STEADY, _MEASURED = 8, 16
 _THRASHING_EVERY, _THRASHING, _BORNE = 8, 4, 2048
 _NOTICE_EVERY = 60.0  # seconds between looks at who else is on the card
 _BESIDE = ("sampling", "checkpoint")  # what is done while training rests
-_WAIT = 1.0  # seconds before the smallest setting is tried once more
 # A change that was to be faster and measures so much slower is taken back.
 _SLOWER = 0.98
 # How far a measured peak may move predictions for other settings: further, and it is not the bill that errs.
@@ -140,7 +143,7 @@ class Refit:
         if after.setting == before.setting:
             # Nothing is smaller: all that helps is that others give memory back, and that takes a while.
             going_on = "trying again"
-            _wait(run.device)
+            wait_for_others(run.device)
         self.journal.refitted(
             f"out of memory in {where}: {going_on} with {after.words}", where=where, error=text,
             before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
@@ -148,29 +151,37 @@ class Refit:
         )  # fmt: skip
         return True
 
-    def pause(self, wanted: PauseRequest, stop: Callable[[], bool]) -> None:
-        """The card is free until the wish is taken back, or the run is to end."""
-        run, step = self.run, self.run.position.step
-        park(run)
-        wanted.granted()
-        self.journal.paused()
-        while wanted() and not stop():
-            time.sleep(_PAUSED_LOOK)
-        if not stop():
-            before = self.fit.choice
-            put_in_place(run, step)
-            measure_afresh(run.device)
-            self.journal.going_on()
-            if self.fit.setting != before.setting:
-                # Others have taken memory meanwhile.
-                after = self.fit.choice
-                self._stage = None
-                self._another_setting()
-                self.journal.refitted(
-                    f"there is less memory than before the pause: going on with {after.words}",
-                    where="pause", before=before.setting.to_json(), after=after.setting.to_json(),
-                    now_gib=round(after.bill.allocated / GIB, 3),
-                )  # fmt: skip
+    def pause(self, wanted: PauseRequest, stop: Callable[[], bool], save: Callable[[], None]) -> None:
+        """The card is free until the wish is taken back and there is room again, or the run is to end."""
+        run, before, step = self.run, self.fit.choice, self.run.position.step
+        needs = needed_by(run)
+        if (refused := try_to_park(run)) is not None:
+            wanted.refused(refused)
+            self.journal.tell([f"asked to pause, but {refused}: training on"])
+            return
+        left = left_on_card(run.device)
+        wanted.granted(left)
+        self.journal.paused(left)
+        # A kill while paused then loses nothing, and the card is free already.
+        wanted.says("paused", "it is writing a checkpoint")
+        try:
+            save()
+        except Exception as error:
+            self.journal.save_failed(step, as_user_error(error, step))
+        wanted.says("paused")
+        if not rest_until_taken_back(run, self.journal, wanted, stop, left, needs):
+            return  # it is to end
+        measure_afresh(run.device)
+        self.journal.going_on()
+        if self.fit.setting != before.setting:
+            after = self.fit.choice
+            self._stage = None
+            self._another_setting()
+            self.journal.refitted(
+                f"there is less memory than before the pause: going on with {after.words}",
+                where="pause", before=before.setting.to_json(), after=after.setting.to_json(),
+                now_gib=round(after.bill.allocated / GIB, 3),
+            )  # fmt: skip
         wanted.over()
 
     def settled(self) -> None:
@@ -331,11 +342,6 @@ class Refit:
         return True
 
 
-def _wait(device: str) -> None:
-    """For others to give memory back, which they may do soon: a program that is being closed."""
-    time.sleep(_WAIT if device.startswith("cuda") else 0)
-
-
 def _gain(before: float | None, after: float | None) -> float | None:
     return round(after / before - 1, 3) if before and after else None
 
@@ -346,67 +352,3 @@ def change_setting(run: Run, step: int) -> None:
     run.stepper.release()
     put_in_place(run, step, run.stepper.optimizer.storage)
     measure_afresh(run.device)
-
-
-def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
-    """The fit's setting, or the first one after it that there is room for; `storage` is what there is now."""
-    while True:
-        setting = run.fit.setting
-        run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
-        if run.parked is None and storage_of(setting) == storage:
-            assert run.stepper is not None
-            room = run.fit.choice.has_room_to_record
-            compiled = run.model.compiled
-            run.stepper.record(graphs_of(run.config, setting, run.device, compiled=compiled, room=room))
-            return
-        try:
-            unpark(run, run.parked or park(run), setting)
-            return
-        except Exception as error:
-            # A UserError is the host's memory: it has no room for what was to move there.
-            ran_out = is_out_of_memory(error) or isinstance(error, UserError)
-            if not ran_out or run.fit.down(step) is None:
-                raise
-            if run.parked is not None:
-                _let_go(run, run.parked)
-            forget(error)
-            if run.fit.setting == setting:
-                _wait(run.device)
-
-
-def park(run: Run) -> TrainingState:
-    """All of training's state in host memory; the card is free afterwards.
-
-    It is the run's from then on, so that whatever fails next can still save it.
-    """
-    stepper = run.stepper
-    assert stepper is not None and not stepper.updating
-    here = stepper.export()
-    state = TrainingState(
-        weights={name: tensor.to("cpu", copy=True) for name, tensor in here.weights.items()},
-        optimizer={name: tensor.to("cpu", copy=True) for name, tensor in here.optimizer.items()},
-        scaler=here.scaler,
-    )
-    del here, stepper
-    run.parked, run.stepper = state, None
-    _let_go(run, state)
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return state
-
-
-def _let_go(run: Run, state: TrainingState) -> None:
-    """The model's own references to the card."""
-    run.model.use_weights(state.weights)
-    run.model.forget_totals()
-
-
-def unpark(run: Run, state: TrainingState, setting: Setting) -> None:
-    """Go on where `park` left off, in this setting. The model's weights are the parked ones."""
-    stepper = new_stepper(
-        run.model, run.config, setting, run.device, run.dtype, compiled=run.model.compiled,
-        room=run.fit.question.answer(setting).has_room_to_record,
-    )  # fmt: skip
-    stepper.restore(state.optimizer, state.scaler)
-    run.parked, run.stepper = None, stepper

@@ -130,7 +130,7 @@ class Replay:
         except RuntimeError as error:
             self.problem, self.ran_out = first_line(error), is_out_of_memory(error)
             forget(error)  # its frames hold the recording that failed, and all the memory of that
-        _give_back()
+        give_back()
         return False
 
     @property
@@ -145,10 +145,10 @@ class Replay:
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # one may still be playing
         self._recordings.clear()
-        _give_back()
+        give_back()
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """cuBLAS took room to work in when a pass was recorded, out of the recording's own memory, which would
     stay there for it; the next pass takes its own."""
     if torch.cuda.is_available():

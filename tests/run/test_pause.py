@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from onecard.cli import main
 from onecard.errors import UserError
+from onecard.files import AlreadyLockedError, exclusive_lock
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import read_metrics
-from onecard.run.pause import PauseRequest, ask_to_pause
+from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause
 
 WORDS = [
     "--dataset=tiny", "--vocab_size=61", "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16",
@@ -55,7 +61,7 @@ def test_a_paused_run_is_the_run_it_would_have_been(
     job = start("out")
     wait_for_steps("out", 5)
     assert main(["train", "--pause", "--out_dir=out"]) == 0
-    assert "it holds nothing of the card" in capsys.readouterr().out
+    assert "nothing is computed" in capsys.readouterr().out
     time.sleep(0.3)  # what was written before is on disk now
     before = steps("out")
     assert before < 400
@@ -99,3 +105,133 @@ def test_a_job_that_does_not_answer_is_told(workplace: Path) -> None:
         ask_to_pause(directory, patience=0.2)
     assert (workplace / "out" / "pause").exists(), "the wish stands"
     assert not PauseRequest(directory)(), "a new run does not heed old wishes"
+
+
+# --- the job's word
+def test_a_wish_outlives_the_end_of_the_pause_before_it(workplace: Path) -> None:
+    directory = RunDirectory("out")
+    with directory.claimed(fresh=False):
+        job, wish = PauseRequest(directory), directory.path / "pause"
+        wish.touch()
+        assert job.wished()
+        job.granted("the card is free, but for 0.53 GiB")
+        assert "but for 0.53 GiB" in ask_to_pause(directory, patience=0.1)
+        wish.unlink()
+        job.going_on()
+        assert not (directory.path / "paused").exists()
+        wish.touch()
+        job.over()
+        assert job() and wish.exists(), "it is another one"
+        job.ended()
+        assert not wish.exists()
+
+
+def test_a_refusal_is_told_once_and_the_next_wish_is_heard(workplace: Path) -> None:
+    directory = RunDirectory("out")
+    with directory.claimed(fresh=False):
+        job = PauseRequest(directory)
+
+        def answers() -> None:
+            while not job.wished():
+                time.sleep(0.01)
+            job.refused("the host has no room")
+
+        thread = threading.Thread(target=answers)
+        thread.start()
+        with pytest.raises(UserError, match="cannot pause") as refused:
+            ask_to_pause(directory, patience=30)
+        thread.join()
+        assert refused.value.why == "the host has no room" and refused.value.exit_code == 1
+        assert not job.wished()
+        with pytest.raises(UserError, match="has not let go"):
+            ask_to_pause(directory, patience=0.1)  # not the refusal of before
+        assert job.wished()
+
+
+def test_a_refused_wish_that_cannot_be_removed_is_not_heard_again(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory("out")
+    with directory.claimed(fresh=False):
+        job, wish = PauseRequest(directory), directory.path / "pause"
+        wish.touch()
+        monkeypatch.setattr("onecard.run.pause._remove", lambda path: None)
+        job.refused("no")
+        assert not job.wished()
+        wish.unlink()
+        assert not job.wished()
+        wish.touch()
+        assert job.wished()
+
+
+def test_a_job_that_ends_meanwhile_is_not_waited_for(workplace: Path) -> None:
+    directory, began = RunDirectory("out"), time.monotonic()
+    claimed = directory.claimed(fresh=False)
+    claimed.__enter__()
+    PauseRequest(directory)
+    killed = threading.Timer(0.3, claimed.__exit__, (None, None, None))  # nothing is tidied up
+    killed.start()
+    with pytest.raises(UserError, match="is ending"):
+        ask_to_pause(directory, patience=60)
+    assert time.monotonic() - began < 20
+    killed.join()
+    assert not (directory.path / "pause").exists()
+
+
+def test_going_on_is_told_when_the_card_is_taken_and_not_before(workplace: Path) -> None:
+    directory = RunDirectory("out")
+    with directory.claimed(fresh=False):
+        job = PauseRequest(directory)
+        assert ask_to_go_on(directory) == "it is not paused"
+        job.granted()
+        job.going_on()
+        job.says("resuming", "5.00 GiB are needed, 2.00 GiB are free")
+        with pytest.raises(UserError, match="waits for memory") as told:
+            ask_to_go_on(directory, patience=0.1)
+        assert "2.00 GiB are free" in told.value.why and "by itself" in told.value.hint
+        threading.Timer(0.2, job.over).start()
+        assert ask_to_go_on(directory, patience=30) == "going on"
+        assert json.loads((directory.path / "job.json").read_text())["state"] == "training"
+
+
+# --- Windows
+class LocksOfWindows(SimpleNamespace):
+    """msvcrt's locks as far as they are used: a byte of a file belongs to whoever has locked it, until that
+    one closes the file."""
+
+    LK_NBLCK = 2
+
+    def __init__(self) -> None:
+        super().__init__(held={})
+
+    def locking(self, descriptor: int, mode: int, count: int) -> None:
+        assert mode == self.LK_NBLCK and count == 1
+        status = os.fstat(descriptor)
+        byte = status.st_dev, status.st_ino, os.lseek(descriptor, 0, os.SEEK_CUR)
+        holder = self.held.get(byte)
+        if holder is not None and holder != descriptor and _is_open(holder, status):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        self.held[byte] = descriptor
+
+
+def _is_open(descriptor: int, of: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), of)
+    except OSError:
+        return False
+
+
+def test_a_job_is_seen_on_windows_too(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no fcntl: every job was taken for absent there."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", LocksOfWindows())
+    directory = RunDirectory("out")
+    with directory.claimed(fresh=False):
+        PauseRequest(directory).granted()
+        assert "paused after" in ask_to_pause(directory, patience=1)
+        with pytest.raises(AlreadyLockedError):
+            exclusive_lock(directory.path / ".lock")
+        # What is locked there cannot be read by others: a file with content is left alone.
+        exclusive_lock(directory.path / ".lock", holds_data=True).close()
+    with pytest.raises(UserError, match="nobody is training"):
+        ask_to_pause(directory, patience=1)

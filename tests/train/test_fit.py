@@ -28,6 +28,7 @@ from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.train import evaluate as evaluate_module
 from onecard.train import loop as loop_module
+from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit, open_fit, told_at_start
@@ -420,9 +421,9 @@ def test_parking_frees_and_brings_back_every_bit(workplace: Path) -> None:
     run = open_run(config())
     assert run.stepper is not None
     training = {n: t.clone() for n, t in run.stepper.export().weights.items()}
-    state = refit_module.park(run)
+    state = parking_module.park(run)
     assert run.stepper is None
-    refit_module.unpark(run, state, run.fit.setting)
+    parking_module.unpark(run, state, run.fit.setting)
     assert run.stepper is not None
     for name, tensor in run.stepper.export().weights.items():
         assert torch.equal(tensor, training[name])

@@ -14,7 +14,6 @@ import torch
 from tiny_runs import FULL, config, events, weights
 
 from onecard.config import RunConfig
-from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.knobs import load_config
 from onecard.model import compiling
@@ -24,16 +23,16 @@ from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD, Rates, rates_of
 from onecard.plan.search import Choice, Question
 from onecard.plan.settings import RECOMPUTE, Setting, setting_of
-from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.run.pause import PauseRequest
 from onecard.train import engine as engine_module
 from onecard.train import evaluate as evaluate_module
 from onecard.train import loop as loop_module
+from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit, _of_the_setting, open_fit
-from onecard.train.loop import Training, train
+from onecard.train.loop import train
 from onecard.train.memory import is_out_of_memory
 from onecard.train.step import Stepper
 
@@ -80,8 +79,11 @@ def pause_when(monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
     """A wish to pause that stands as long as `wanted(granted)` says; `granted`: how often it was."""
     granted: list[int] = []
     plain = PauseRequest.granted
-    monkeypatch.setattr(PauseRequest, "__call__", lambda request: wanted(len(granted)))
-    monkeypatch.setattr(PauseRequest, "granted", lambda request: (granted.append(1), plain(request))[1])
+    for name in ("__call__", "wished"):
+        monkeypatch.setattr(PauseRequest, name, lambda request: wanted(len(granted)))
+    monkeypatch.setattr(
+        PauseRequest, "granted", lambda request, *left: (granted.append(1), plain(request, *left))[1]
+    )
 
 
 def during_evaluation(monkeypatch: pytest.MonkeyPatch, number: int) -> list[bool]:
@@ -103,7 +105,7 @@ def test_ctrl_c_while_paused_in_the_middle_of_an_evaluation(
     evaluating = during_evaluation(monkeypatch, 2)
 
     def wanted(granted: int) -> bool:
-        if granted:
+        if granted and evaluating[0]:
             os.kill(os.getpid(), signal.SIGINT)
             evaluating[0] = False
         return evaluating[0]
@@ -127,74 +129,6 @@ def test_a_pause_in_the_last_evaluation_does_not_cost_it(
     assert [event["step"] for event in events("paused")] == [20]
     assert evaluated_steps() == [0, 5, 10, 15, 20]
     assert summary.values["step"] == 20 and not summary.interrupted
-
-
-def test_a_pause_for_which_the_host_has_no_room_is_told_as_such(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Right after a start that has nothing to evaluate, too."""
-    train(config("--max_iters=3"))
-    pause_when(monkeypatch, lambda granted: True)
-    monkeypatch.setattr(refit_module, "park", lambda run: (_ for _ in ()).throw(MemoryError()))
-    monkeypatch.setattr(PauseRequest, "over", lambda request: None)
-    with pytest.raises(UserError, match="out of memory"):
-        train(config("--init_from=resume", "--auto_fit=False"))
-
-
-def smaller_when_unparked(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
-    """Building the setting again after a pause runs out so often."""
-    plain, calls = refit_module.new_stepper, iter(range(10**6))
-
-    def built(*arguments: Any, **named: Any) -> Any:
-        if next(calls) < failures:
-            raise torch.OutOfMemoryError(FULL)
-        return plain(*arguments, **named)
-
-    monkeypatch.setattr(refit_module, "new_stepper", built)
-
-
-def pause_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    reached = [False]
-    plain = Training._step
-
-    def stepped(training: Training, *arguments: Any) -> Any:
-        result = plain(training, *arguments)
-        reached[0] = training.position.step >= step
-        return result
-
-    monkeypatch.setattr(Training, "_step", stepped)
-    pause_when(monkeypatch, lambda granted: reached[0] and not granted)
-
-
-def test_another_setting_after_a_pause_is_told(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    resets: list[int] = []
-    plain = refit_module.SpeedWatch.reset
-    monkeypatch.setattr(
-        refit_module.SpeedWatch, "reset", lambda watch, *a: (resets.append(1), plain(watch, *a))[1]
-    )
-    smaller_when_unparked(monkeypatch, 1)
-    pause_at(monkeypatch, 7)
-    summary = train(config())
-    (told,) = events("refitted")
-    assert told["step"] == 7 and told["after"] != told["before"] and told["where"] == "pause"
-    assert summary.values["refits"] == 1 and summary.values["step"] == 20
-    assert len(resets) == 2, "the pace of the other setting is not this one's"
-
-
-def test_going_on_after_a_pause_waits_for_whoever_has_the_memory(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program that is being closed needs seconds to give it back."""
-    waits: list[float] = []
-    monkeypatch.setattr(refit_module, "_wait", lambda device: waits.append(1.0))
-    pause_at(monkeypatch, 7)
-    smaller_when_unparked(monkeypatch, 10**6)
-    with pytest.raises(UserError, match="out of memory"):
-        train(config())
-    assert len(waits) == 8, "at the smallest setting, each time"
-    assert list_checkpoints(Path("out") / "checkpoints")[-1].step == 7
 
 
 def test_a_pause_that_is_no_longer_wished_does_not_cost_an_evaluation(
@@ -303,14 +237,14 @@ def test_where_speeds_are_not_known_nothing_larger_than_asked_for_is_climbed_to(
 
 
 def full_while_building(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
-    plain = refit_module.unpark
+    plain = parking_module.unpark
 
     def unpark(run: Any, state: Any, wanted: Setting) -> None:
         if wanted == setting:
             raise torch.OutOfMemoryError(FULL)
         plain(run, state, wanted)
 
-    monkeypatch.setattr(refit_module, "unpark", unpark)
+    monkeypatch.setattr(parking_module, "unpark", unpark)
 
 
 def test_a_climb_that_cannot_be_built_is_not_told_as_one(

@@ -29,6 +29,7 @@ from onecard.plan.settings import setting_of
 from onecard.run.checkpoint import list_checkpoints
 from onecard.train import engine as engine_module
 from onecard.train import journal as journal_module
+from onecard.train import parking as parking_module
 from onecard.train import probe as probe_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
@@ -397,7 +398,7 @@ def test_a_driver_that_spills_is_a_shortage_and_a_neighbour_is_only_told(
 ) -> None:
     answers = iter([Verdict(reason, "a step takes 9 s instead of 1 s: ...", 1.0, 9.0, 2**20)])
     monkeypatch.setattr(refit_module.Refit, "_on_card", property(lambda refit: True))
-    monkeypatch.setattr(refit_module, "_WAIT", 0.0)
+    monkeypatch.setattr(parking_module, "_WAIT", 0.0)
     monkeypatch.setattr(refit_module.SpeedWatch, "step_took", lambda watch, seconds, steps=1: steps > 0)
     monkeypatch.setattr(refit_module.SpeedWatch, "verdict", lambda watch, look: next(answers, None))
     summary = train(config())

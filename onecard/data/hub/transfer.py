@@ -226,7 +226,7 @@ class Transfer:
         """Open for appending and ours alone; None if another process has just brought the file."""
         while True:
             try:
-                file = exclusive_lock(self._partial)
+                file = exclusive_lock(self._partial, holds_data=True)
             except AlreadyLockedError:
                 self._progress(self._have())
                 self._pause(0.2)

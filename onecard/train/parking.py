@@ -1,0 +1,256 @@
+"""All of training's state in host memory: for another setting, or for as long as a pause lasts.
+
+While it is parked nothing is lost, whatever happens on the card: the run can be saved from there. So after a
+pause there is no hurry: if somebody else has the memory by then, the run waits until there is room.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from onecard.errors import UserError, first_line
+from onecard.hardware.cpu import available_memory
+from onecard.optim.held import Storage
+from onecard.plan.lines import GIB
+from onecard.plan.settings import Setting
+from onecard.run.checkpoint import TrainingState
+from onecard.run.pause import PauseRequest
+from onecard.train.engine import graphs_of, new_stepper, storage_of
+from onecard.train.journal import Journal
+from onecard.train.memory import (
+    allocator_bytes,
+    forget,
+    is_out_of_memory,
+    peak_memory_gib,
+    process_bytes_on,
+    reserve_of,
+)
+from onecard.train.replay import give_back
+from onecard.train.start import Run
+
+_WAIT = 1.0  # seconds before the smallest setting is tried once more
+_LOOK_EVERY = 0.05  # seconds, for the end of a pause
+# After a pause: seconds between two tries, and how many are for the setting of before it alone. Whoever has
+# the memory may be about to give it back, and what it then runs with is slower.
+_TRY_EVERY, _TRIES_AS_BEFORE = 3.0, 3
+_TELL_EVERY = 600.0
+# Left to everybody else on the host, so that the kernel has no reason to end somebody.
+_HOST_MARGIN = 2**28
+# What may stay on the card: numbers of the last steps, the next micro-batches.
+_LITTLE = 2**25
+
+
+def wait_for_others(device: str) -> None:
+    """To give memory back, which they may do soon: a program that is being closed."""
+    time.sleep(_WAIT if device.startswith("cuda") else 0)
+
+
+def park(run: Run) -> TrainingState:
+    """All of training's state in host memory; the card is free afterwards.
+
+    It is the run's from then on, so that whatever fails next can still save it. Where the host has no room
+    nothing has changed.
+    """
+    stepper = run.stepper
+    assert stepper is not None and not stepper.updating
+    here = stepper.export()
+    _check_host(here)
+    state = TrainingState(
+        weights={name: tensor.to("cpu", copy=True) for name, tensor in here.weights.items()},
+        optimizer={name: tensor.to("cpu", copy=True) for name, tensor in here.optimizer.items()},
+        scaler=here.scaler,
+    )
+    stepper.release()
+    stepper.replay = None  # it refers back to the stepper
+    kept = weakref.ref(stepper.optimizer)
+    del here, stepper
+    run.parked, run.stepper = state, None
+    _let_go(run, state)
+    give_back()
+    # It takes as long as copying some hundred MB: only where somebody still refers to what is to go.
+    on_card = torch.cuda.memory_allocated(run.device) if run.device.startswith("cuda") else 0
+    if kept() is not None or on_card > _LITTLE:
+        gc.collect()
+        give_back()
+    return state
+
+
+def _check_host(state: TrainingState) -> None:
+    needed = sum(t.nbytes for tensors in (state.weights, state.optimizer) for t in tensors.values())
+    there = available_memory()
+    if there is not None and needed + _HOST_MARGIN > there:
+        raise UserError(
+            "the host has no room for the run's state",
+            f"it takes {needed / GIB:.2f} GiB of host memory; {there / GIB:.2f} GiB are available",
+            "close other programs",
+            exit_code=1,
+        )
+
+
+def _let_go(run: Run, state: TrainingState) -> None:
+    """The model's own references to the card."""
+    run.model.use_weights(state.weights)
+    run.model.forget_totals()
+
+
+def unpark(run: Run, state: TrainingState, setting: Setting) -> None:
+    """Go on where `park` left off, in this setting. The model's weights are the parked ones."""
+    stepper = new_stepper(
+        run.model, run.config, setting, run.device, run.dtype, compiled=run.model.compiled,
+        room=run.fit.question.answer(setting).has_room_to_record,
+    )  # fmt: skip
+    stepper.restore(state.optimizer, state.scaler)
+    run.parked, run.stepper = None, stepper
+
+
+def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
+    """The fit's setting, or the first one after it that there is room for; `storage` is what there is now."""
+    while True:
+        setting = run.fit.setting
+        if run.parked is None and storage_of(setting) == storage:
+            _carry_out(run, setting)
+            assert run.stepper is not None
+            room = run.fit.choice.has_room_to_record
+            compiled = run.model.compiled
+            run.stepper.record(graphs_of(run.config, setting, run.device, compiled=compiled, room=room))
+            return
+        try:
+            _carry_out(run, setting)
+            unpark(run, run.parked or park(run), setting)
+            return
+        except Exception as error:
+            if not _ran_out(error) or run.fit.down(step, _there(run)) is None:
+                raise
+            if run.parked is not None:
+                _let_go(run, run.parked)
+            forget(error)
+            if run.fit.setting == setting:
+                wait_for_others(run.device)
+
+
+def _carry_out(run: Run, setting: Setting) -> None:
+    run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
+
+
+def _ran_out(error: BaseException) -> bool:
+    """A UserError is the host's memory: it has no room for what was to move there."""
+    return is_out_of_memory(error) or isinstance(error, UserError)
+
+
+# --- a pause
+def try_to_park(run: Run) -> str | None:
+    """None, or why the host has no room; then the run is as it was."""
+    try:
+        park(run)
+        return None
+    except Exception as error:
+        if not _ran_out(error) or run.stepper is None:
+            raise
+        why = error.what if isinstance(error, UserError) else "the host has no room for the run's state"
+        if isinstance(error, UserError) and error.why:
+            why += f" ({error.why})"
+        forget(error)
+        return why
+
+
+def left_on_card(device: str) -> str:
+    """What a paused run still holds, for whoever wants the card: measured, where the driver tells."""
+    if not device.startswith("cuda"):
+        return "nothing is computed"
+    held = process_bytes_on(device)
+    kept = "0.5 to 1" if held is None else f"{held / GIB:.2f}"
+    return f"the card is free, but for {kept} GiB that CUDA itself keeps"
+
+
+def as_user_error(error: Exception, step: int) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    return UserError(f"the checkpoint of step {step} could not be written", first_line(error))
+
+
+def needed_by(run: Run) -> float:
+    """Bytes of tensors that the present setting needs: as predicted, or as measured where that is less."""
+    predicted, peak = float(run.fit.choice.bill.need), peak_memory_gib(run.device)
+    return min(predicted, peak * GIB) if peak is not None else predicted
+
+
+def rest_until_taken_back(
+    run: Run, journal: Journal, wanted: PauseRequest, stop: Callable[[], bool], left: str, needs: float
+) -> bool:
+    """True: the wish was taken back, and the card is ours again. False: the run is to end, still parked.
+
+    `left`: on the card, in words; `needs`: bytes of the setting of before the pause.
+    """
+    tries, told = 0, float("-inf")
+    while not stop():
+        if wanted.wished():
+            wanted.granted(left)  # again, if the wish has come back while the run was waiting for memory
+            tries = 0
+            time.sleep(_LOOK_EVERY)
+            continue
+        wanted.going_on()
+        if wanted.wished():
+            continue
+        short = take_card(run, needs, smaller_too=tries >= _TRIES_AS_BEFORE)
+        if short is None:
+            return True
+        tries += 1
+        wanted.says("resuming", short)
+        if time.monotonic() - told >= _TELL_EVERY:
+            told = time.monotonic()
+            journal.waits_for_memory(short)
+        again_at = time.monotonic() + _TRY_EVERY
+        while time.monotonic() < again_at and not stop() and not wanted.wished():
+            time.sleep(_LOOK_EVERY)
+    return False
+
+
+def take_card(run: Run, needs: float, *, smaller_too: bool) -> str | None:
+    """Go on in the setting of before, or else in a smaller one, if there is room. None, or why not: all is
+    still parked then."""
+    fit, step, short = run.fit, run.position.step, None
+    bring_back = fit.remembered()
+    while True:
+        setting = fit.setting
+        problem = _problem_with(run, needs)
+        if problem is None:
+            return None
+        short = short or problem
+        there = _there(run)
+        if not smaller_too or fit.down(step, there) in (None, setting):
+            bring_back()
+            return short
+        needs = fit.choice.bill.need
+
+
+def _problem_with(run: Run, needs: float) -> str | None:
+    """Why the fit's setting cannot be put in place now; None: it is in place.
+
+    Asked for beforehand: a run that takes what it can get fails at its first step instead, or makes the other
+    program fail, and where the driver moves memory to the host nothing fails and all is slow.
+    """
+    there, setting, state = _there(run), run.fit.setting, run.parked
+    assert state is not None
+    if there is not None and there < needs:
+        return f"{needs / GIB:.2f} GiB are needed, {max(there, 0) / GIB:.2f} GiB are free"
+    try:
+        _carry_out(run, setting)
+        unpark(run, state, setting)
+        return None
+    except Exception as error:
+        if not _ran_out(error):
+            raise
+        problem = error.why or error.what if isinstance(error, UserError) else first_line(error)
+        _let_go(run, state)
+        forget(error)
+        return problem
+
+
+def _there(run: Run) -> float | None:
+    """What tensors may take of the card now; None on a CPU."""
+    return allocator_bytes(run.device, run.config.vram_limit, reserve_of(run.config, run.device))
