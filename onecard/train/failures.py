@@ -48,24 +48,44 @@ def is_beyond_recovery(error: BaseException) -> bool:
 
 def explained(error: Exception, run: Run, saved_step: int) -> Exception:
     """The error as a person can use it; others as they are."""
-    if is_out_of_memory(error):
-        return out_of_memory(run.config, run.device, run.fit.setting.words() if run.fit.tried else None)
     if is_beyond_recovery(error):
         return _card_lost(error, run, saved_step)
+    half_way = run.stepper is not None and run.stepper.updating
+    if half_way and isinstance(error, RuntimeError | MemoryError):
+        return _broken_off(error, run, saved_step)
+    if half_way:
+        kept, again = _what_is_left(run, saved_step)
+        error.add_note(f"an update was broken off, which cannot be saved; {kept}\n{again}")
+    if is_out_of_memory(error):
+        return out_of_memory(run.config, run.device, run.fit.setting.words() if run.fit.tried else None)
     return too_many_shapes(error) or error
 
 
-def _card_lost(error: Exception, run: Run, saved_step: int) -> UserError:
-    step, folder = run.position.step, run.config.out_dir
-    lost = step - max(saved_step, 0)
+def _broken_off(error: Exception, run: Run, saved_step: int) -> UserError:
+    """AdamW's allocates nothing; Muon's does, and compiles in the first step."""
+    kept, again = _what_is_left(run, saved_step)
+    return UserError(
+        f"the update of step {run.position.step:,} was broken off: {first_line(error)}",
+        f"weights and moments are between two steps, which cannot be saved; {kept}",
+        again,
+        exit_code=1,
+    )
+
+
+def _what_is_left(run: Run, saved_step: int) -> tuple[str, str]:
+    """Which checkpoint there is, and how to go on from it."""
+    lost = run.position.step - max(saved_step, 0)
     kept = f"the checkpoint of step {saved_step:,} is kept"
+    again = f"go on with: onecard train --out_dir={run.config.out_dir}"
     if saved_step < 0:
-        kept = "nothing had been saved yet"
+        kept, again = "nothing had been saved yet", "start it again with the same command"
     if lost:
         kept += f"; {lost:,} {'step' if lost == 1 else 'steps'} after it {'is' if lost == 1 else 'are'} lost"
-    again = f"go on with: onecard train --out_dir={folder}"
-    if saved_step < 0:
-        again = "start it again with the same command"
+    return kept, again
+
+
+def _card_lost(error: Exception, run: Run, saved_step: int) -> UserError:
+    step, (kept, again) = run.position.step, _what_is_left(run, saved_step)
     cause = "`nvidia-smi` and the system's log may tell (heat, power, overclocking)"
     if any(word in str(error) for word in _FAULTS_OF_PROGRAMS):
         cause = (

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tiny_runs import FULL, config, events
 
 from onecard.errors import UserError
+from onecard.optim.muon import Muon
 from onecard.train.failures import explained, is_beyond_recovery
+from onecard.train.loop import train
 
 RUN: Any = SimpleNamespace(position=SimpleNamespace(step=10), config=SimpleNamespace(out_dir="out"))
 
@@ -43,3 +47,27 @@ def test_a_fault_of_the_program_is_not_blamed_on_heat(what: str, hint: str, not_
     assert isinstance(told, UserError)
     assert hint in told.hint and not_hint not in told.hint
     assert "onecard train --out_dir=out" in told.hint
+
+
+@pytest.mark.parametrize("before_any_checkpoint", [False, True])
+def test_an_update_that_is_broken_off_says_where_to_go_on(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, before_any_checkpoint: bool
+) -> None:
+    """Half of an update cannot be saved; the checkpoint before it can be continued."""
+    plain, steps = Muon.step, iter(range(2**62))
+
+    def step(*arguments: Any) -> None:
+        if next(steps) > (1 if before_any_checkpoint else 27):
+            raise torch.OutOfMemoryError(FULL)
+        plain(*arguments)
+
+    monkeypatch.setattr(Muon, "step", step)
+    with pytest.raises(UserError, match="was broken off: CUDA out of memory") as stopped:
+        train(config("--optimizer=muon"))
+    saved = [event["step"] for event in events("saved")]
+    if before_any_checkpoint:
+        assert saved == [] and "nothing had been saved yet" in stopped.value.why
+        assert "start it again" in stopped.value.hint
+        return
+    assert f"the checkpoint of step {saved[-1]} is kept" in stopped.value.why
+    assert "lost" in stopped.value.why and "onecard train --out_dir=out" in stopped.value.hint
