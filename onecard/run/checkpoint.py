@@ -93,9 +93,11 @@ def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Map
             flush_to_disk(building / name)
         flush_to_disk(building)
         if final.exists():  # the same step again, after a resume from an older checkpoint
-            _remove(final)
+            shutil.rmtree(_replaced(final), ignore_errors=True)
+            final.rename(_replaced(final))  # listed in its place until the new one is there
         building.rename(final)
         flush_to_disk(folder)
+        shutil.rmtree(_replaced(final), ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(building, ignore_errors=True)
         raise UserError(
@@ -115,8 +117,11 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """Checkpoints that were written to the end, oldest first. What happened to their files since is
     for `damage` to say: one whose state cannot be read any more is listed with none."""
     found = []
-    for path in folder.glob("step-*") if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
+    there = [*folder.glob("step-*"), *folder.glob(_replaced(folder / "step-*").name)]
+    for path in there:
+        if path != _original(path) and _original(path).exists():
+            continue
+        match = _NAME.fullmatch(_original(path).name)
         if match and (path / _MANIFEST).is_file():
             try:
                 state = read_json(path / _STATE)
@@ -187,9 +192,23 @@ def damage(checkpoint: Checkpoint, *, weights_only: bool = False) -> str | None:
 
 def _sweep(folder: Path) -> None:
     """Remove what a kill left half done. The run folder is claimed, so nobody is at work on it."""
+    for replaced in folder.glob(_replaced(folder / "step-*").name):
+        if _original(replaced).exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(_original(replaced))
     for pattern in (".building-*", ".removing-*"):
         for leftover in folder.glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _replaced(path: Path) -> Path:
+    """Where a checkpoint waits while another one of the same step takes its place."""
+    return path.with_name(f".replaced-{path.name}")
+
+
+def _original(path: Path) -> Path:
+    return path.with_name(path.name.removeprefix(".replaced-"))
 
 
 def _prune(folder: Path, just_saved: int) -> None:

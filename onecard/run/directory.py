@@ -13,7 +13,9 @@ out_dir/
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,7 @@ from onecard.files import AlreadyLockedError, exclusive_lock, write_json
 from onecard.knobs import from_values, knobs, load_config
 
 SCHEMA = 1
+_TRIES, _TRY_EVERY = 5, 0.05  # for the folder's lock; seconds
 
 
 class RunDirectory:
@@ -62,6 +65,10 @@ class RunDirectory:
 
     def _lock(self) -> BinaryIO:
         try:
+            for _ in range(_TRIES - 1):  # whoever only asks whether somebody trains holds it for an instant
+                with contextlib.suppress(AlreadyLockedError):
+                    return exclusive_lock(self.path / ".lock")
+                time.sleep(_TRY_EVERY)
             return exclusive_lock(self.path / ".lock")
         except AlreadyLockedError:
             raise UserError(

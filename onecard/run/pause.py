@@ -42,7 +42,10 @@ class PauseRequest:
 
     def wished(self) -> bool:
         """As of now."""
-        there = self._wish.exists()
+        try:
+            there = self._wish.exists()
+        except OSError:  # a folder out of reach for a moment: no reason to stop, nor to end
+            there = False
         self._unheard = self._unheard and there
         self._looked, self._wanted = time.monotonic(), there and not self._unheard
         return self._wanted
@@ -64,7 +67,9 @@ class PauseRequest:
         """Not now; training goes on as before."""
         self.says("refused", why)
         _remove(self._wish)
-        self._unheard = True  # where it cannot be removed: not once more in every step
+        self._wanted, self._unheard = False, False
+        with contextlib.suppress(OSError):  # where it cannot be removed: not once more in every step
+            self._unheard = self._wish.exists()
 
     def going_on(self) -> None:
         """The card is about to be taken again. Whoever wishes a pause from here on waits for another one; who

@@ -68,6 +68,7 @@ class Fit:
         self._known: dict[Setting, tuple[Choice, Choice]] = {}
         self._in_vain = 0
         self._no_sample = False
+        self._daring = False  # was the present setting taken though its bill was too large?
 
     @property
     def as_given(self) -> bool:
@@ -109,7 +110,8 @@ class Fit:
         if not self.enabled:
             return None
         there = math.inf if allocator is None else allocator
-        self._not_again_soon(step, ran_out=True, expected=self.choice.bill.need > there)
+        expected = self.choice.bill.need > there and not self._daring
+        self._not_again_soon(step, ran_out=True, expected=expected)
         smallest_failed = min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
         # Where all that is smaller has failed lately, it is still more likely to fit than what failed now.
         # What is too large for what was there, by its bill, comes last.
@@ -179,6 +181,7 @@ class Fit:
             and not (c.setting in self._failed and self._failed[c.setting].again_at > step)
         )  # fmt: skip
         found = self._take(possible, step)
+        self._daring = found is not None and self.choice.bill.need > allocator
         if found is not None:
             self.evaluation_batch = found.micro_batch
         return found
@@ -186,7 +189,7 @@ class Fit:
     def back(self, to: Setting, step: int) -> None:
         """The present setting turned out slower than the one before it."""
         self._not_again_soon(step, ran_out=False)
-        self.setting, self._since = to, step
+        self.setting, self._since, self._daring = to, step, False
         self.evaluation_batch = min(self.evaluation_batch, to.micro_batch)
 
     def remembered(self) -> Callable[[], None]:
@@ -224,7 +227,7 @@ class Fit:
         found = fastest(candidates)
         if found is None:
             return None
-        self.setting, self._since = found.setting, step
+        self.setting, self._since, self._daring = found.setting, step, False
         self._sizes.add(found.setting.micro_batch)
         self.evaluation_batch = min(self.evaluation_batch, found.setting.micro_batch)
         return found.setting

@@ -49,6 +49,8 @@ def train(config: RunConfig) -> Summary:
         return evaluate_only(run)
     config = run.config  # with what a continued run had set
     with run.directory.claimed(fresh=config.fresh) as set_aside:
+        pause = PauseRequest(run.directory)  # first: who asks now is answered by this run, not the last
+        run.look_again()
         if set_aside is not None:
             run.notes.append(f"the earlier run is kept in {set_aside}")
         for damaged in run.damaged:
@@ -56,17 +58,16 @@ def train(config: RunConfig) -> Summary:
         run.directory.write_config(config)
         run.directory.write_plan(plan_of(run.fit, on_card=run.device.startswith("cuda")))
         with Journal(run) as journal, StopRequest() as stop:
-            return Training(run, journal, stop).go()
+            return Training(run, journal, stop, pause).go()
 
 
 class Training:
     """One run, from where it is to its horizon."""
 
-    def __init__(self, run: Run, journal: Journal, stop: StopRequest) -> None:
+    def __init__(self, run: Run, journal: Journal, stop: StopRequest, pause: PauseRequest) -> None:
         assert run.stepper is not None, "opened for evaluation only"
         self.run, self.config, self.position = run, run.config, run.position
-        self.journal, self.stop, self.refit = journal, stop, Refit(run, journal)
-        self.pause = PauseRequest(run.directory)
+        self.journal, self.stop, self.pause, self.refit = journal, stop, pause, Refit(run, journal)
         self.saved_step = run.saved_step
         self.val_loss_of_step: tuple[int, float] | None = None
         self._unproved = probes(run) if run.fit.enabled else []
@@ -101,7 +102,7 @@ class Training:
         """Step after step, to the end (True) or until steps are to be carried out in another way."""
         while True:
             step, last = self.position.step, self.position.step >= self.config.max_iters
-            due = step % self.config.eval_interval == 0 or last
+            due, doing = step % self.config.eval_interval == 0 or last, "training"
             try:
                 if due and self.position.evaluated_step != step:
                     doing = "evaluation"

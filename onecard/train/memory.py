@@ -13,6 +13,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.machine import local_gpus
 from onecard.plan.bill import CONTEXT
+from onecard.plan.search import pinned
 from onecard.train.neighbours import careful_bytes, spilling_platform
 
 # In the order in which torch looks for them; the older name is known to every version.
@@ -213,6 +214,10 @@ def out_of_memory(config: RunConfig, device: str, tried: str | None = None) -> U
     """
     if tried is not None:
         ways = [_LOW_BIT] if _could_be_lower(config) else []
+        smallest = {"recompute": "block", "offload": "gradients"}
+        held = [f"--{n}={v}" for n, v in pinned(config).items() if smallest.get(n, v) != v]
+        if held:
+            ways.insert(0, f"without your {' and '.join(held)} it could go on in less memory, and slower")
         ways += ["close what else uses the card", _SMALLER] if device.startswith("cuda") else [_SMALLER]
         return UserError("out of memory", f"even with {tried}", "\n".join(ways), exit_code=1)
     ways = _for_training(config, on_card=device.startswith("cuda"))

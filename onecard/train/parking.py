@@ -26,7 +26,6 @@ from onecard.train.memory import (
     allocator_bytes,
     forget,
     is_out_of_memory,
-    peak_memory_gib,
     process_bytes_on,
     reserve_of,
 )
@@ -174,9 +173,9 @@ def as_user_error(error: Exception, step: int) -> UserError:
 
 
 def needed_by(run: Run) -> float:
-    """Bytes of tensors that the present setting needs: as predicted, or as measured where that is less."""
-    predicted, peak = float(run.fit.choice.bill.need), peak_memory_gib(run.device)
-    return min(predicted, peak * GIB) if peak is not None else predicted
+    """Bytes of tensors that the present setting needs, as predicted: the measured peak may be of a moment
+    ago, when no step had been done since the last pause."""
+    return float(run.fit.choice.bill.need)
 
 
 def rest_until_taken_back(

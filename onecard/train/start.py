@@ -57,6 +57,22 @@ class Run:
     damaged: list[Checkpoint]  # to be put out of the way once the folder is ours
     notes: list[str] = field(default_factory=list)
     parked: TrainingState | None = None  # all of it in host memory, while the card is not ours
+    newest_there: int = -1  # the newest checkpoint in the folder when the run was opened
+
+    def look_again(self) -> None:
+        """Now that the folder is ours: a job at work when this one was opened may have saved since."""
+        newest = _newest_step(self.directory)
+        if newest > self.newest_there:
+            raise UserError(
+                f"another job has saved step {newest:,} in {self.directory.path} since this one was started",
+                "it has just ended; this one would begin from before that",
+                "start it again: it goes on from there",
+                exit_code=1,
+            )
+
+
+def _newest_step(directory: RunDirectory) -> int:
+    return max((checkpoint.step for checkpoint in list_checkpoints(directory.checkpoints)), default=-1)
 
 
 def open_run(config: RunConfig) -> Run:
@@ -71,6 +87,7 @@ def open_run(config: RunConfig) -> Run:
         # "cuda" alone is the current card already, and set_device refuses it.
         torch.cuda.set_device(device)
 
+    newest_there = _newest_step(directory)  # before one of them is chosen
     source = _find_source(config, directory, notes)
     if source is not None:
         config = _of_its_architecture(config, source.weights.shape, notes)
@@ -115,6 +132,7 @@ def open_run(config: RunConfig) -> Run:
     return Run(
         config, directory, device, dtype, model, fit, stepper, sequences, evaluation, text, tokenizer,
         position, began, saved_step, source.damaged if source is not None else [], notes,
+        newest_there=newest_there,
     )  # fmt: skip
 
 

@@ -179,8 +179,8 @@ class Stepper:
         if self.loss_scale.survives(grad_norm):
             self.updating = True
             self.optimizer.update(rates, grad_scale)
-            self.updating = False
-        self._clear()
+        self._clear()  # part of it: with these gradients it must not be done again
+        self.updating = False
         return grad_norm
 
     @property

@@ -206,3 +206,44 @@ def test_a_loss_that_is_not_a_number_is_never_the_best(tmp_path: Path) -> None:
     best = best_checkpoint(list_checkpoints(tmp_path))
     assert best is not None
     assert best.step == 2
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_a_kill_while_a_step_is_saved_again_leaves_one_of_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As `kill -9` does it: nothing is cleaned up."""
+    save(tmp_path, 5, 3.0)
+
+    class Killed(BaseException):
+        pass
+
+    plain_rename, plain_rmtree = Path.rename, shutil.rmtree
+    dead = [False]
+
+    def rename(path: Path, to: Path) -> Path:
+        aside = to.name.startswith(".replaced")
+        if moment == ("before" if aside else "between"):
+            dead[0] = True
+            raise Killed
+        return plain_rename(path, to)
+
+    def rmtree(path: Path, **named: Any) -> None:
+        if dead[0]:
+            return
+        if moment == "after" and path.name.startswith(".replaced") and path.exists():
+            dead[0] = True
+            (path / "manifest.json").unlink(missing_ok=True)  # begun
+            raise Killed
+        plain_rmtree(path, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", rename)
+        patched.setattr(shutil, "rmtree", rmtree)
+        with pytest.raises(Killed):
+            save(tmp_path, 5, 2.0)
+    (found,) = list_checkpoints(tmp_path)
+    assert found.step == 5 and found.val_loss == (2.0 if moment == "after" else 3.0)
+    assert damage(found) is None
+    save(tmp_path, 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000006"]

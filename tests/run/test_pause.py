@@ -235,3 +235,28 @@ def test_a_job_is_seen_on_windows_too(workplace: Path, monkeypatch: pytest.Monke
         exclusive_lock(directory.path / ".lock", holds_data=True).close()
     with pytest.raises(UserError, match="nobody is training"):
         ask_to_pause(directory, patience=1)
+
+
+def test_a_folder_out_of_reach_is_no_wish_and_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network drive that is gone for a moment."""
+    directory = RunDirectory(str(tmp_path))
+    job = PauseRequest(directory)
+
+    def gone(path: Path) -> bool:
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", gone)
+        assert job.wished() is False
+    (tmp_path / "pause").touch()
+    assert job.wished() is True
+
+
+def test_after_a_refusal_the_next_wish_is_heard(tmp_path: Path) -> None:
+    job, wish = PauseRequest(RunDirectory(str(tmp_path))), tmp_path / "pause"
+    wish.touch()
+    assert job.wished()
+    job.refused("no room")
+    assert not job(), "not once more"
+    wish.touch()  # before the job has looked again
+    assert job.wished()

@@ -14,15 +14,18 @@ import torch
 from tiny_runs import FULL, config, events, weights
 
 from onecard.config import RunConfig
+from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.knobs import load_config
 from onecard.model import compiling
 from onecard.model.decoder import Decoder
+from onecard.optim.optimizer import Optimizer
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD, Rates, rates_of
 from onecard.plan.search import Choice, Question
 from onecard.plan.settings import RECOMPUTE, Setting, setting_of
+from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.run.pause import PauseRequest
 from onecard.train import engine as engine_module
@@ -416,3 +419,56 @@ def test_a_step_called_off_by_a_wish_that_has_gone_is_done_again_from_its_beginn
     assert summary.values["step"] == 20 and next(looks) > look
     for name, expected in weights("quiet").items():
         assert torch.equal(weights()[name], expected), name
+
+
+# --- twice nothing
+def test_running_out_after_an_update_does_not_do_it_again(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Better an end that names the checkpoint than a step that counts twice."""
+    plain, updates = Optimizer.clear, [0]
+    plain_update = Optimizer.update
+
+    def update(*arguments: Any) -> None:
+        updates[0] += 1
+        plain_update(*arguments)
+
+    def clear(optimizer: Optimizer) -> None:
+        if updates[0] == 8:
+            raise torch.OutOfMemoryError(FULL)
+        plain(optimizer)
+
+    monkeypatch.setattr(Optimizer, "update", update)
+    monkeypatch.setattr(Optimizer, "clear", clear)
+    with pytest.raises(UserError, match="was broken off"):
+        train(config())
+    assert updates[0] == 8
+
+
+def test_a_job_that_saves_while_another_one_starts_is_not_overlooked(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened while the first is still at work, and in its place when that has ended."""
+    late: list[Any] = []
+    plain = loop_module.open_run
+
+    def opened(asked: RunConfig) -> Any:
+        if late:
+            return plain(asked)
+        late.append(plain(asked))  # has looked at the folder; nothing is there yet
+        train(asked)
+        return late[0]
+
+    monkeypatch.setattr(loop_module, "open_run", opened)
+    with pytest.raises(UserError, match="another job has saved step 20"):
+        train(config())
+    assert list_checkpoints(Path("out") / "checkpoints")[-1].step == 20
+
+
+def test_values_the_user_set_are_named_when_nothing_smaller_is_left(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stepper, "run", _full_at(Stepper.run, *range(3, 10**5)))
+    with pytest.raises(UserError, match="out of memory") as stopped:
+        train(config("--recompute=none", "--offload=none"))
+    assert "without your --recompute=none and --offload=none" in stopped.value.hint

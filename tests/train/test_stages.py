@@ -432,3 +432,20 @@ def test_speed_is_measured_without_the_first_steps_and_whatever_the_log_interval
     train(config("--max_iters=40", "--log_interval=1000"))
     known = [step for step, speed in seen if speed is not None]
     assert known == list(range(24, 41)), "eight steps to settle, sixteen to measure"
+
+
+def test_what_was_dared_and_ran_out_is_dared_less_often() -> None:
+    """By its bill it was too large; the measured peak of another setting said it would do. It did not."""
+    fit = open_fit(question("--batch_size=16", "--gradient_accumulation_steps=4", cap_gib=3.0), on_card=True)
+    small, step, allocator, waits = fit.setting, 0, 0.97 * 5.517 * GIB, []
+    dared = fit.up(step, allocator, 0.95)
+    assert dared is not None and fit.choice.bill.need > allocator
+    for _ in range(3):
+        failed_at = step
+        assert fit.down(step, allocator) is not None
+        fit.setting = small
+        while fit.up(step, allocator, 0.95) != dared:
+            fit.setting = small
+            step += 32
+        waits.append(step - failed_at)
+    assert waits == [64, 128, 256]
