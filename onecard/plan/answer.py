@@ -112,6 +112,12 @@ class Answer:
     def stages(self) -> list[tuple[str, Choice]]:
         return stages(self.question, self.choice) if self.choice is not None else []
 
+    def host_to_json(self) -> dict[str, Any]:
+        return {
+            "allowed_gib": round(self.target.host / GIB, 3) if self.target.host is not None else None,
+            "kept_for_system_gib": round(self.target.host_kept / GIB, 3),
+        }
+
     def to_json(self) -> dict[str, Any]:
         shown = self.choice or self.nearest
         step, cost = shown.step, self.cost(shown)
@@ -127,10 +133,7 @@ class Answer:
                 "name": self.target.card.name, "capacity_gib": round(self.target.capacity / GIB, 3),
                 "allowed_gib": round(self.target.allowed / GIB, 3), "dtype": self.question.dtype,
             },
-            "host": {
-                "allowed_gib": round(self.target.host / GIB, 3) if self.target.host is not None else None,
-                "kept_for_system_gib": round(self.target.host_kept / GIB, 3),
-            },
+            "host": self.host_to_json(),
             "settings": shown.setting.to_json() | {"gradient_accumulation_steps": self.micro_batches(shown)},
             "memory": shown.bill.to_json() | {"short_gib": round(max(0, shown.short) / GIB, 4)},
             "as_given": _brief("as given", self.given, None),
@@ -187,8 +190,8 @@ def cost_of_choice(choice: Choice, target: Target, options: Options) -> Cost | N
     question = choice.question
     return cost_of(
         question.config, choice.step, target.card, checkpoint_of(choice), compiled=choice.setting.compile,
-        kinds_of_layers=kinds_of_layers(question.shape), idle_watts=options.idle_watts, price=options.price,
-        currency=options.currency,
+        kinds_of_layers=kinds_of_layers(question.shape), idle_watts=options.idle_watts_beside(target.card),
+        price=options.price, currency=options.currency,
     )  # fmt: skip
 
 
