@@ -88,8 +88,7 @@ def plan(arguments: Sequence[str]) -> int:
       --tflops T                     its rate, where it is not in `onecard gpus`: bf16 with fp32 sums, dense
       --bandwidth GB/S               and of its memory; how much that is: --vram_limit, or a name with "12GB"
       --watts W                      its power limit, for energy and money
-      --host-ram GIB                 memory of its PC, less 2 for its system [this one's; with --gpu no limit, 32 for
-                                     --largest]
+      --host-ram GIB                 of its PC, less 2 for its system [this one's; --gpu: any, --largest: 32]
 
     what to answer:
       --compare                      every way to run it: exact, low-bit, recompute, offload

@@ -76,8 +76,9 @@ def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_ass
     if options.json:
         told = {name: [size.to_json() for size in rows] for name, rows in sizes.items()}
         best = [candidate.to_json() for candidate in candidates]
-        host = {"host": found.host_to_json() | {"assumed": host_is_assumed}}
-        print(json.dumps(told | {"best": {"seconds": round(seconds), "models": best}} | host, indent=1))
+        of_host = {"assumed": host_is_assumed, **found.host_to_json()}
+        whole = {**told, "best": {"seconds": round(seconds), "models": best}, "host": of_host}
+        print(json.dumps(whole, indent=1))
         return 0 if sizes["largest"] else 1
     if not sizes["largest"]:
         raise UserError(

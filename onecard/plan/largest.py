@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from onecard.config import COMMAND_LINE, RunConfig
+from onecard.config import RunConfig
+from onecard.config_file import COMMAND_LINE
 from onecard.plan.answer import Answer, checkpoint_of, for_vocabulary, kinds_of_layers
 from onecard.plan.cost import evaluation_seconds, evaluations_of, steps_within
 from onecard.plan.lines import GIB
@@ -81,7 +82,7 @@ class Candidate:
 
     @property
     def flags(self) -> str:
-        """With the horizon: in tokens, which the learning rate's schedule follows, unless steps were asked."""
+        """With the horizon: in tokens, which the schedule follows, unless steps were asked for."""
         config = self.choice.question.config
         steps = config.origins.get("max_iters") == COMMAND_LINE
         horizon = f"--max_iters={config.max_iters}" if steps else f"--tokens={round(self.tokens)}"

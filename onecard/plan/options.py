@@ -12,9 +12,9 @@ from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.hardware.cards import Card
 from onecard.knobs import knobs
 from onecard.language import _
-from onecard.hardware.cards import Card
 from onecard.plan.cost import CURRENCY, PRICE, usual_idle_watts
 
 _SWITCHES = ("json", "compare", "largest", "stages", "formulas")

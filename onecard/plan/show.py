@@ -253,8 +253,12 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     else:
         table.add_row(
             _("energy"),
-            _("{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC").format(
-                card=cost.card_kwh, pc=cost.pc_kwh
+            _(
+                "{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC ({watts:.0f} W besides the card)"
+            ).format(
+                card=cost.card_kwh,
+                pc=cost.pc_kwh,
+                watts=answer.options.idle_watts_beside(answer.target.card),
             ),
         )
         table.add_row(
