@@ -88,7 +88,7 @@ def plan(arguments: Sequence[str]) -> int:
       --tflops T                     its rate, where it is not in `onecard gpus`: bf16 with fp32 sums, dense
       --bandwidth GB/S               and of its memory; how much that is: --vram_limit, or a name with "12GB"
       --watts W                      its power limit, for energy and money
-      --host-ram GIB                 memory of its PC, less 2 for its system [this one's; no limit with --gpu]
+      --host-ram GIB                 of its PC, less 2 for its system [this one's; --gpu: any, --largest: 32]
 
     what to answer:
       --compare                      every way to run it: exact, low-bit, recompute, offload
@@ -102,7 +102,7 @@ def plan(arguments: Sequence[str]) -> int:
     money:
       --price X                      of a kWh [0.30]
       --currency NAME                of the price [EUR]
-      --idle-watts W                 what the PC draws besides the card [80]"""
+      --idle-watts W                 what the PC draws besides the card [80; 25 in a laptop]"""
     from onecard.plan.command import plan_command
 
     return plan_command(arguments, _names(SampleConfig))

@@ -294,7 +294,8 @@ def test_every_way_and_stage_is_named_in_the_readers_language(monkeypatch: pytes
         for name in names:
             for part, said in zip(name.split(", "), way_name(name).split(", "), strict=True):
                 assert part != said
-                assert re.findall(r"[\d,]+$", part) == re.findall(r"[\d,]+$", said)
+                figures = [figure.replace(",", ".") for figure in re.findall(r"[\d,]+$", part)]
+                assert figures == re.findall(r"[\d.,]+$", said)
 
 
 # --- at the door --------------------------------------------------------------------------------

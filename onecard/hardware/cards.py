@@ -182,10 +182,12 @@ def find_card(text: str, memory_gib: float | None = None) -> Card:
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
+        # The one with the most memory: where two share a name, people who train have that one.
+        example = max(candidates, key=lambda card: card.memory_gb)
         raise UserError(
             f"'{text}' could be more than one card",
             why=f"it fits {_listed(candidates, 'and')}",
-            hint=f"say which, for example '{candidates[0].name}'",
+            hint=f"say which, for example '{example.name}'",
         )
     raise _unknown_card(text, memory_gib)
 

@@ -20,12 +20,23 @@ from onecard.plan.machine import Target
 from onecard.plan.options import Options
 from onecard.plan.rates import rates_of
 from onecard.plan.scaling import VOCABULARIES, LossRange, counted_parameters, in_bits_per_byte, predicted_loss
-from onecard.plan.search import Choice, Question, by_kind, chosen, kind, low_bit_is_pinned, settings, stages
+from onecard.plan.search import (
+    AS_FAST,
+    Choice,
+    Question,
+    by_kind,
+    chosen,
+    kind,
+    low_bit_is_pinned,
+    settings,
+    stages,
+)
 from onecard.plan.settings import setting_of
 from onecard.shapes import PRETRAINED, Nanochat2026Shape, Shape
 
 GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
 _LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size
+_ABOUT_AS_MUCH = 1.08  # memory of the card: nobody's run depends on less
 CHECKPOINTS_KEPT = 3  # the newest two and the best
 
 
@@ -85,25 +96,23 @@ class Answer:
         )
 
     def alternatives(self) -> list[tuple[str, Choice]]:
-        """The Pareto table: nothing that another row beats in speed and, nearly, in memory.
+        """The Pareto table: no row that another one beats.
 
-        What is chosen stands for its kind, though another micro-batch may be a little faster.
+        What is chosen stands for its kind, though another micro-batch may be a little faster; it stays, and
+        so does what does not fit, which tells what is short.
         """
         mine = kind(self.choice.setting) if self.choice is not None else None
         rows = [
             (name, self.choice if self.choice is not None and name == mine else choice)
             for name, choice in by_kind(self.question)
         ]
-        fitting = [choice for _name, choice in rows if choice.fits]
-        kept = []
-        for name, choice in rows:
-            beaten = any(
-                other.tokens_per_s >= choice.tokens_per_s and other.bill.process < 1.08 * choice.bill.process
-                for other in fitting
-                if other is not choice and other.setting.exact >= choice.setting.exact
-            )
-            if name in ("exact", "low-bit", mine) or not choice.fits or not beaten:
-                kept.append((name, choice))
+        kept = list(rows)
+        # One at a time, the most intricate first: what beats it has to be there still.
+        for name, choice in reversed(rows):
+            rivals = [other for _name, other in kept if other is not choice and other.fits]
+            plain = name in ("exact", "low-bit")
+            if name != mine and choice.fits and any(beats(other, choice, plain=plain) for other in rivals):
+                kept.remove((name, choice))
         # Of what does not fit, the plain one and the one that needs least tell enough.
         misses = [row for row in kept if not row[1].fits]
         telling = {id(row) for row in (*misses[:2], *sorted(misses, key=lambda r: r[1].short)[:2])}
@@ -111,6 +120,12 @@ class Answer:
 
     def stages(self) -> list[tuple[str, Choice]]:
         return stages(self.question, self.choice) if self.choice is not None else []
+
+    def host_to_json(self) -> dict[str, Any]:
+        return {
+            "allowed_gib": round(self.target.host / GIB, 3) if self.target.host is not None else None,
+            "kept_for_system_gib": round(self.target.host_kept / GIB, 3),
+        }
 
     def to_json(self) -> dict[str, Any]:
         shown = self.choice or self.nearest
@@ -127,10 +142,7 @@ class Answer:
                 "name": self.target.card.name, "capacity_gib": round(self.target.capacity / GIB, 3),
                 "allowed_gib": round(self.target.allowed / GIB, 3), "dtype": self.question.dtype,
             },
-            "host": {
-                "allowed_gib": round(self.target.host / GIB, 3) if self.target.host is not None else None,
-                "kept_for_system_gib": round(self.target.host_kept / GIB, 3),
-            },
+            "host": self.host_to_json(),
             "settings": shown.setting.to_json() | {"gradient_accumulation_steps": self.micro_batches(shown)},
             "memory": shown.bill.to_json() | {"short_gib": round(max(0, shown.short) / GIB, 4)},
             "as_given": _brief("as given", self.given, None),
@@ -151,6 +163,23 @@ class Answer:
             "alternatives": [_brief(name, c, self.cost(c)) for name, c in self.alternatives()],
             "stages": [_brief(name, c, None) for name, c in self.stages()],
         }  # fmt: skip
+
+
+def beats(one: Choice, other: Choice, *, plain: bool = False) -> bool:
+    """Does one leave no reason to run the other?
+
+    Because it is as fast, within what is told apart, and no worse in memory of the card, host memory and
+    exactness; or because it is faster in about as much memory of the card, unless the other is the plain way.
+    """
+    if one.setting.exact < other.setting.exact:
+        return False
+    faster = one.tokens_per_s > other.tokens_per_s
+    mine, theirs = ((c.bill.process, c.host_bytes, not c.setting.exact) for c in (one, other))
+    if all(a <= b for a, b in zip(mine, theirs, strict=True)) and (faster or mine != theirs):
+        return one.tokens_per_s >= AS_FAST * other.tokens_per_s
+    smaller = one.bill.process < other.bill.process
+    as_fast = faster or (smaller and one.tokens_per_s == other.tokens_per_s)
+    return not plain and as_fast and one.bill.process < _ABOUT_AS_MUCH * other.bill.process
 
 
 def _brief(name: str, choice: Choice, cost: Cost | None) -> dict[str, Any]:
@@ -187,8 +216,8 @@ def cost_of_choice(choice: Choice, target: Target, options: Options) -> Cost | N
     question = choice.question
     return cost_of(
         question.config, choice.step, target.card, checkpoint_of(choice), compiled=choice.setting.compile,
-        kinds_of_layers=kinds_of_layers(question.shape), idle_watts=options.idle_watts, price=options.price,
-        currency=options.currency,
+        kinds_of_layers=kinds_of_layers(question.shape), idle_watts=options.idle_watts_beside(target.card),
+        price=options.price, currency=options.currency,
     )  # fmt: skip
 
 

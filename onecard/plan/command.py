@@ -13,7 +13,7 @@ from onecard.errors import UserError
 from onecard.knobs import load_config
 from onecard.language import _, english, number
 from onecard.plan.answer import Answer, answer
-from onecard.plan.largest import Size, best_for_time, largest_models, longest_blocks
+from onecard.plan.largest import Size, best_for_time, flags_of, largest_models, longest_blocks
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, find_target
 from onecard.plan.options import Options, budget_seconds, split_words
@@ -23,6 +23,9 @@ from onecard.plan.tables import Row, print_rows
 from onecard.terminal import columns
 
 _WEEK = 7 * 86400.0
+# GiB of memory of a PC that nobody has described: without a limit, the largest model would be one that only
+# a server holds.
+USUAL_HOST_RAM = 32.0
 
 
 def plan_command(words: Sequence[str], also_known: frozenset[str] = frozenset()) -> int:
@@ -39,15 +42,18 @@ def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
         text = _("--watts counts for energy and money alone: a card held to less power is slower than this")
         print(_("note: {text}").format(text=text), file=sys.stderr)
     figures = Figures(options.tflops, options.bandwidth, options.watts)
-    target = find_target(config, options.gpu, options.host_ram, figures)
+    looking_for_sizes = options.largest or options.by is not None
+    assumed = looking_for_sizes and options.gpu is not None and options.host_ram is None
+    host_ram = USUAL_HOST_RAM if assumed else options.host_ram
+    target = find_target(config, options.gpu, host_ram, figures)
     now = datetime.now()
     if options.as_ == "nanogpt":
         from onecard.plan.as_nanogpt import as_nanogpt
 
         return as_nanogpt(config, target, options, now)
     found = answer(config, target, options, now)
-    if options.largest or options.by is not None:
-        return _show_largest(found, options, now)
+    if looking_for_sizes:
+        return _show_largest(found, options, now, host_is_assumed=assumed)
     if options.json:
         print(json.dumps(found.to_json(), indent=1))
     else:
@@ -63,14 +69,16 @@ def console() -> Any:
     return Console(file=sys.stdout, width=columns(of_a_pipe=160))
 
 
-def _show_largest(found: Answer, options: Options, now: datetime) -> int:
+def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_assumed: bool) -> int:
     seconds = budget_seconds(options.by, now) if options.by is not None else _WEEK
     sizes = {"largest": largest_models(found), "longest": longest_blocks(found)}
     candidates = best_for_time(found, seconds)
     if options.json:
         told = {name: [size.to_json() for size in rows] for name, rows in sizes.items()}
         best = [candidate.to_json() for candidate in candidates]
-        print(json.dumps(told | {"best": {"seconds": round(seconds), "models": best}}, indent=1))
+        of_host = {"assumed": host_is_assumed, **found.host_to_json()}
+        whole = {**told, "best": {"seconds": round(seconds), "models": best}, "host": of_host}
+        print(json.dumps(whole, indent=1))
         return 0 if sizes["largest"] else 1
     if not sizes["largest"]:
         raise UserError(
@@ -82,7 +90,9 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
     out = console()
     have, host = number(found.target.allowed / GIB, ".2f"), found.target.host
     beside = _("the PC's own memory is not looked at (--host-ram GIB)")
-    if host is not None:
+    if host_is_assumed:
+        beside = _("with {n:.0f} GiB of host memory; --host-ram says otherwise").format(n=USUAL_HOST_RAM)
+    elif host is not None:
         beside = _("{n:.0f} GiB of the PC's own memory").format(n=host / GIB)
         if found.target.host_kept:
             kept = found.target.host_kept / GIB
@@ -91,7 +101,9 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
     out.print()
     _table_of_sizes(out, _("The largest model"), sizes["largest"])
     if sizes["longest"]:
-        _table_of_sizes(out, _("The longest block of this model"), sizes["longest"])
+        grows = found.question.shape.arch == "gpt2"
+        note = _("The position embeddings grow with the block, and so do the parameters.") if grows else ""
+        _table_of_sizes(out, _("The longest block of this model"), sizes["longest"], note)
     if candidates:
         title = _("The best model for {time}, by expected loss (nats a token, FineWeb)")
         if candidates[0].loss.unit == BITS:
@@ -109,8 +121,8 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
                 number(candidate.choice.bill.process / GIB, ".2f"),
                 number(candidate.choice.host_bytes / GIB, ".1f") if candidate.choice.bill.host else "",
             )  # fmt: skip
-            rows.append(Row(way_name(kind(candidate.choice.setting)), figures))
-        print_rows(out, title, _("way"), headings, rows)
+            rows.append(Row(way_name(kind(candidate.choice.setting)), figures, candidate.flags))
+        print_rows(out, title, _("way"), headings, rows, _("flags"))
         if candidates[0].evaluation_s > TELLING * seconds:
             share = _("evaluations take {time} of it").format(time=duration(candidates[0].evaluation_s))
             out.print(f"[dim]{share}[/dim]", highlight=False)
@@ -122,7 +134,7 @@ def _show_largest(found: Answer, options: Options, now: datetime) -> int:
     return 0
 
 
-def _table_of_sizes(out: Any, title: str, sizes: list[Size]) -> None:
+def _table_of_sizes(out: Any, title: str, sizes: list[Size], note: str = "") -> None:
     from onecard.plan.show import count
 
     headings = [_("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), _("tokens/s")]
@@ -136,6 +148,8 @@ def _table_of_sizes(out: Any, title: str, sizes: list[Size]) -> None:
             number(choice.host_bytes / GIB, ".1f") if choice.bill.host else "",
             number(choice.tokens_per_s, ",.0f"),
         )  # fmt: skip
-        rows.append(Row(_(size.kind), figures))
-    print_rows(out, title, "", headings, rows)
+        rows.append(Row(_(size.kind), figures, flags_of(choice)))
+    print_rows(out, title, "", headings, rows, _("flags"))
+    if note:
+        out.print(f"[dim]{note}[/dim]", highlight=False)
     out.print()

@@ -13,13 +13,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from onecard.config import RunConfig
-from onecard.hardware.cards import Card
+from onecard.hardware.cards import Card, read_words
 from onecard.plan.speed import StepTime
 
 # A card that trains is near its power limit; matmuls in bf16 with fp32 sums take most of it.
 POWER_SHARE = 0.93
 # The rest of the PC: processor waiting for the card, board, disks, losses of the supply.
 IDLE_WATTS = 80.0
+# Of a laptop: a frugal processor, one board, and a screen that is dimmed or off while nobody looks.
+LAPTOP_IDLE_WATTS = 25.0
 PRICE, CURRENCY = 0.30, "EUR"
 DISK_BYTES_PER_S = 8e8
 CHECKPOINT_PASSES = 3  # ours is written, flushed, and read again to be sure
@@ -71,6 +73,11 @@ class Cost:
 
 def rounded(value: float | None, digits: int) -> float | None:
     return round(value, digits) if value is not None else None
+
+
+def usual_idle_watts(card: Card) -> float:
+    """What the rest of the PC draws: a card whose name says laptop is in one."""
+    return LAPTOP_IDLE_WATTS if "laptop" in read_words(card.name).words else IDLE_WATTS
 
 
 def evaluations_of(config: RunConfig) -> int:

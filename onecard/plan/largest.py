@@ -8,13 +8,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from onecard.config import RunConfig
+from onecard.config_file import COMMAND_LINE
 from onecard.plan.answer import Answer, checkpoint_of, for_vocabulary, kinds_of_layers
 from onecard.plan.cost import evaluation_seconds, evaluations_of, steps_within
 from onecard.plan.lines import GIB
 from onecard.plan.scaling import LossRange, best_for_tokens, counted_parameters
 from onecard.plan.search import Choice, Question, fastest, settings
+from onecard.plan.settings import default_chunk
+from onecard.shapes import PRETRAINED
 
 _MOST_LAYERS = 64
+
+
+def flags_of(choice: Choice) -> str:
+    """What to put behind the words of the same question, so that they mean this model in this setting.
+
+    Widths alone would not do: the heads of the config need not divide another width.
+    """
+    config, shape, setting = choice.question.config, choice.question.shape, choice.setting
+    said = []
+    if config.init_from in PRETRAINED:  # of another size it is no longer that model
+        said += ["--init_from=scratch", f"--bias={config.bias}", f"--vocab_size={shape.vocab_size}"]
+    if config.is_set("depth"):
+        said.append(f"--depth={shape.n_layer}")
+    if config.is_set("n_layer") or not config.is_set("depth"):
+        said.append(f"--n_layer={shape.n_layer}")
+    said += [f"--{name}={getattr(shape, name)}" for name in ("n_head", "n_embd", "block_size")]
+    said.append(setting.words(config.sequences_per_step))
+    if config.is_set("total_batch_size"):
+        micro_batches = -(-config.sequences_per_step // setting.micro_batch)
+        said.append(f"--total_batch_size={micro_batches * setting.micro_batch * shape.block_size}")
+    if setting.loss_chunk != (config.loss_chunk or default_chunk(shape.vocab_size)):
+        said.append(f"--loss_chunk={setting.loss_chunk}")
+    return " ".join(said)
 
 
 @dataclass(frozen=True)
@@ -30,9 +56,11 @@ class Size:
             "kind": self.kind,
             "parameters": shape.parameters,
             "n_layer": shape.n_layer,
+            "n_head": shape.n_head,
             "n_embd": shape.n_embd,
             "block_size": shape.block_size,
             "settings": self.choice.setting.to_json(),
+            "flags": flags_of(self.choice),
             "total_gib": round(self.choice.bill.process / GIB, 3),
             "host_gib": round(self.choice.host_bytes / GIB, 3),
             "tokens_per_s": round(self.choice.tokens_per_s, 1),
@@ -52,13 +80,24 @@ class Candidate:
         config, step = self.choice.question.config, self.choice.step
         return evaluations_of(config) * evaluation_seconds(config, step) if step else 0.0
 
+    @property
+    def flags(self) -> str:
+        """With the horizon: in tokens, which the schedule follows, unless steps were asked for."""
+        config = self.choice.question.config
+        steps = config.origins.get("max_iters") == COMMAND_LINE
+        horizon = f"--max_iters={config.max_iters}" if steps else f"--tokens={round(self.tokens)}"
+        return f"{flags_of(self.choice)} {horizon}"
+
     def to_json(self) -> dict[str, Any]:
         shape = self.choice.question.shape
         return {
             "parameters": shape.parameters,
             "n_layer": shape.n_layer,
+            "n_head": shape.n_head,
             "n_embd": shape.n_embd,
+            "block_size": shape.block_size,
             "settings": self.choice.setting.to_json(),
+            "flags": self.flags,
             "total_gib": round(self.choice.bill.process / GIB, 3),
             "host_gib": round(self.choice.host_bytes / GIB, 3),
             "tokens": round(self.tokens),

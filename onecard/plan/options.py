@@ -12,9 +12,10 @@ from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.hardware.cards import Card
 from onecard.knobs import knobs
 from onecard.language import _
-from onecard.plan.cost import CURRENCY, IDLE_WATTS, PRICE
+from onecard.plan.cost import CURRENCY, PRICE, usual_idle_watts
 
 _SWITCHES = ("json", "compare", "largest", "stages", "formulas")
 _VALUES = ("gpu", "as", "idle_watts", "price", "currency", "by", "host_ram", "tflops", "bandwidth",
@@ -32,7 +33,7 @@ class Options:
     largest: bool = False
     stages: bool = False
     formulas: bool = False
-    idle_watts: float = IDLE_WATTS
+    idle_watts: float | None = None  # None: what is usual beside such a card
     price: float = PRICE
     currency: str = CURRENCY
     by: str | None = None  # a time budget
@@ -41,6 +42,9 @@ class Options:
     tflops: float | None = None
     bandwidth: float | None = None
     watts: float | None = None
+
+    def idle_watts_beside(self, card: Card) -> float:
+        return usual_idle_watts(card) if self.idle_watts is None else self.idle_watts
 
 
 def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
@@ -76,6 +80,14 @@ def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
     if "as_" in found and others:
         raise UserError(
             _("--as and --{name} do not go together").format(name=others[0]), hint="onecard plan --help"
+        )
+    sizes = [name for name in ("largest", "by") if name in found]
+    others = [name for name in ("compare", "stages") if name in found]
+    if sizes and others:
+        raise UserError(
+            _("--{one} and --{other} do not go together").format(one=sizes[0], other=others[0]),
+            _("the one is about other models, the other about this one"),
+            _("ask one after the other"),
         )
     if found.get("as_", "nanogpt") != "nanogpt":
         raise UserError(

@@ -18,6 +18,7 @@ from onecard.shapes import Shape
 LOW_BIT = ("bf16", "int8")
 # A setting predicted to be so much faster is worth a change: less is within what predictions are off by.
 WORTH_CHANGING = 1.03
+AS_FAST = 0.99  # of another's speed: as fast, for all that can be told
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -156,7 +157,7 @@ def fastest(choices: Iterable[Choice]) -> Choice | None:
     if not fitting:
         return None
     best = max(choice.tokens_per_s for choice in fitting)
-    near = [choice for choice in fitting if choice.tokens_per_s >= 0.99 * best]
+    near = [choice for choice in fitting if choice.tokens_per_s >= AS_FAST * best]
     return min(near, key=_plainness)
 
 

@@ -82,11 +82,11 @@ def way_name(name: str) -> str:
 
 
 def _way_part(part: str) -> str:
-    words, _space, number = part.rpartition(" ")
+    words, _space, figure = part.rpartition(" ")
     if words == "micro-batch":
-        return _("micro-batch {n}").format(n=number)
+        return _("micro-batch {n}").format(n=figure)
     if words == "loss chunk":
-        return _("loss chunk {n}").format(n=number)
+        return _("loss chunk {n}").format(n=number(int(figure.replace(",", "")), ","))
     return _(part)
 
 
@@ -106,7 +106,7 @@ def duration(seconds: float) -> str:
 def model_name(shape: Shape) -> str:
     names = {"gpt2": "GPT-2", "nanochat-2025": "nanochat 2025", "nanochat-2026": "nanochat 2026"}
     millions = shape.parameters / 1e6
-    size = f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.2f}B"
+    size = number(millions, ".1f") + "M" if millions < 1000 else number(millions / 1000, ".2f") + "B"
     block = _("block")
     return f"{names[shape.arch]} {size}, {shape.n_layer} × {shape.n_embd}, {block} {shape.block_size}"
 
@@ -253,8 +253,12 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     else:
         table.add_row(
             _("energy"),
-            _("{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC").format(
-                card=cost.card_kwh, pc=cost.pc_kwh
+            _(
+                "{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC ({watts:.0f} W besides the card)"
+            ).format(
+                card=cost.card_kwh,
+                pc=cost.pc_kwh,
+                watts=answer.options.idle_watts_beside(answer.target.card),
             ),
         )
         table.add_row(

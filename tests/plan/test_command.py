@@ -344,3 +344,77 @@ def test_the_largest_model_of_a_single_token_a_step(capsys: pytest.CaptureFixtur
     words = ["--block_size=1", "--batch_size=1", "--gradient_accumulation_steps=1", "--largest"]
     assert main(["plan", "--gpu=RTX 4070", *words]) == 0
     assert "longest block" not in capsys.readouterr().out, "a table without rows"
+
+
+# --- rows to copy
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], NOTES, ["--init_from=gpt2-large"], ["--max_iters=1000", "--loss_chunk=1024"], ["--tokens=1B"],
+        D32, ["--depth=12"], ["--arch=nanochat", "--n_layer=6", "--n_head=4", "--n_embd=256"],
+        ["--total_batch_size=491520"], ["--master_weights=bf16"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_model_that_is_named_can_be_asked_for(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told = plan(capsys, *words, "--largest")
+    assert code == 0
+    rows = [*told["largest"], *told["longest"], *told["best"]["models"]]
+    assert len(told["best"]["models"]) >= 3 and told["largest"] and told["longest"]
+    for row in rows:
+        assert row["n_embd"] % row["n_head"] == 0 and f"--n_head={row['n_head']}" in row["flags"]
+        code, copied = plan(capsys, *words, *row["flags"].split(), "--host-ram=32")
+        assert code == 0 and copied["fits"] and copied["as_given"]["fits"], row["flags"]
+        assert copied["model"]["parameters"] == row["parameters"]
+        assert copied["as_given"]["settings"] == row["settings"]
+        if "tokens" in row:
+            assert copied["model"]["tokens_per_step"] * copied["model"]["max_iters"] == row["tokens"]
+
+
+def test_what_is_shown_has_the_same_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    _, told = plan(capsys, "--largest")
+    assert main(["plan", "--gpu=RTX 4070", "--largest"]) == 0
+    shown = Counter(re.findall(r"--\w+=\S+", capsys.readouterr().out))
+    rows = [*told["largest"], *told["longest"], *told["best"]["models"]]
+    assert shown == Counter(word for row in rows for word in row["flags"].split())
+
+
+def test_the_largest_model_of_an_ordinary_pc(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a PC that nobody has described not more is taken than one has, and that is said."""
+    _, told = plan(capsys, "--largest")
+    assert told["host"] == {"allowed_gib": 30.0, "kept_for_system_gib": 2.0, "assumed": True}
+    assert all(row["host_gib"] <= 30 for row in (*told["largest"], *told["best"]["models"]))
+    _, server = plan(capsys, "--largest", "--host-ram=256")
+    assert server["host"]["assumed"] is False
+    assert server["largest"][0]["parameters"] > 2 * told["largest"][0]["parameters"]
+    for words, said in ((["--largest"], True), (["--by=7d"], True), (["--largest", "--host-ram=32"], False)):
+        assert main(["plan", "--gpu=RTX 4070", *words]) == 0
+        header = capsys.readouterr().out.splitlines()[0]
+        assert ("with 32 GiB of host memory; --host-ram says otherwise" in header) == said
+
+
+def test_a_model_that_grows_with_its_block_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, grows in (([], True), (["--depth=12"], False)):
+        assert main(["plan", "--gpu=RTX 4070", "--largest", *words]) == 0
+        assert ("position embeddings grow" in capsys.readouterr().out) == grows
+
+
+def test_a_laptop_is_billed_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu, watts in (("RTX 4070", 80), ("RTX 4070 Laptop", 25)):
+        _, told = plan(capsys, "--max_iters=1000", gpu=gpu)
+        beside = told["energy"]["kwh"] - told["energy"]["card_kwh"]
+        assert beside == pytest.approx(watts * told["time"]["seconds"] / 3.6e6, abs=0.002)
+        assert main(["plan", "--max_iters=1000", f"--gpu={gpu}"]) == 0
+        assert f"({watts} W besides the card)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("language", "chunk"), [("es", "pérdida: 4.096"), ("de", "Abschnitten zu 4.096")])
+def test_figures_in_names_are_written_as_the_others(
+    language: str, chunk: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONECARD_LANG", language)
+    assert main(["plan", "--gpu=RTX 4070", "--stages"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("GPT-2 124,4M, ") and chunk in shown

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.hardware.cards import Card
 from onecard.knobs import knobs
-from onecard.plan.cost import CURRENCY, IDLE_WATTS, PRICE
+from onecard.plan.cost import CURRENCY, IDLE_WATTS, LAPTOP_IDLE_WATTS, PRICE
 from onecard.plan.options import Options, budget_seconds, split_words
 
 MONDAY = datetime(2026, 11, 16, 12, 0)
@@ -20,7 +21,7 @@ HOUR, DAY = 3600, 86400
 
 def test_without_words_everything_is_usual() -> None:
     assert split_words([]) == (Options(), [])
-    assert (Options().price, Options().currency, Options().idle_watts) == (PRICE, CURRENCY, IDLE_WATTS)
+    assert (Options().price, Options().currency, Options().idle_watts) == (PRICE, CURRENCY, None)
 
 
 @pytest.mark.parametrize("name", ["json", "compare", "largest", "stages", "formulas"])
@@ -183,3 +184,20 @@ def test_a_decimal_comma_is_answered_with_a_point() -> None:
     with pytest.raises(UserError) as refused:
         split_words(["--price=a lot"])
     assert refused.value.hint == ""
+
+
+@pytest.mark.parametrize("name", ["RTX 4070 Laptop", "NVIDIA GeForce RTX 4070 Laptop GPU", "RTX 3080 Mobile"])
+def test_a_laptop_draws_less_beside_its_card(name: str) -> None:
+    assert Options().idle_watts_beside(Card(name, 8)) == LAPTOP_IDLE_WATTS < IDLE_WATTS
+    assert Options().idle_watts_beside(Card("RTX 4070", 12)) == IDLE_WATTS
+    for watts in (0.0, 60.0):
+        assert Options(idle_watts=watts).idle_watts_beside(Card(name, 8)) == watts
+
+
+@pytest.mark.parametrize("one", ["--largest", "--by=7d"])
+@pytest.mark.parametrize("other", ["--compare", "--stages"])
+def test_questions_about_other_models_and_about_this_one_are_two(one: str, other: str) -> None:
+    with pytest.raises(UserError, match="do not go together") as refused:
+        split_words([one, other])
+    assert refused.value.exit_code == 2
+    assert split_words([one])[0] != split_words([other])[0]

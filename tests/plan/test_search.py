@@ -14,13 +14,14 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.knobs import load_config
-from onecard.plan.answer import answer, question_of
+from onecard.plan.answer import answer, beats, question_of
 from onecard.plan.bill import bill_of, graph_bytes
 from onecard.plan.lines import GIB
 from onecard.plan.options import Options
 from onecard.plan.rates import rates_of
 from onecard.plan.search import (
     WORTH_CHANGING,
+    Choice,
     Question,
     by_kind,
     chosen,
@@ -217,18 +218,44 @@ def test_a_speed_that_is_not_known_still_gives_a_setting() -> None:
     assert choice.setting.micro_batch == 16 and choice.setting.recompute == "none"
 
 
-def test_alternatives_are_worth_their_row() -> None:
-    found = asked(NOTES, gib=5.0)
-    rows = found.alternatives()
-    fitting = [c for _, c in rows if c.fits]
-    assert fitting
-    for name, choice in rows:
-        if choice.fits and name not in ("exact", "low-bit"):
-            assert not any(
-                c.tokens_per_s > choice.tokens_per_s and c.bill.process < choice.bill.process
-                for c in fitting
-                if c.setting.exact >= choice.setting.exact
-            )
+@pytest.mark.parametrize("gib", [3.0, 5.0, 11.0, 24.0])
+@pytest.mark.parametrize("model", [NOTES, SMALL, D32])
+def test_alternatives_are_worth_their_row(model: list[str], gib: float) -> None:
+    """No row is left that another beats in everything, and none is gone that nothing would beat."""
+    found = asked(model, gib=gib)
+    rows = [(name, c) for name, c in found.alternatives() if c.fits]
+    everything = [c for _, c in by_kind(found.question) if c.fits]
+
+    def worth(c: Choice) -> tuple[float, ...]:
+        return c.tokens_per_s, -c.bill.process, -c.host_bytes, c.setting.exact
+
+    def no_worse(one: Choice, other: Choice) -> bool:
+        return all(a >= b for a, b in zip(worth(one), worth(other), strict=True))
+
+    for _name, choice in rows:
+        if found.choice is None or choice.setting != found.choice.setting:
+            assert not any(no_worse(c, choice) for _, c in rows if c is not choice)
+    if everything:
+        fastest_of_all = max(c.tokens_per_s for c in everything)
+        assert max(c.tokens_per_s for _, c in rows) >= 0.98 * fastest_of_all
+        assert min(c.bill.process for _, c in rows) <= 1.2 * min(c.bill.process for c in everything)
+
+
+def test_low_bits_that_gain_nothing_are_no_row() -> None:
+    """Slower, larger and less exact than the exact way."""
+    found = asked(["--max_iters=100", "--vocab_size=50304"], gib=11.8)
+    names = [name for name, _ in found.alternatives()]
+    assert "low-bit" in [name for name, _ in by_kind(found.question)]
+    assert names[0] == "exact" and "low-bit" not in names
+    assert any(name.startswith("low-bit, ") for name in names)
+
+
+@pytest.mark.parametrize("model", [NOTES, D32])
+def test_where_no_speed_is_known_rows_do_not_drop_each_other(model: list[str]) -> None:
+    found = asked(model, gib=11.0)
+    blind = dataclasses.replace(found, question=dataclasses.replace(found.question, rates=None), choice=None)
+    fitting = [c for _, c in blind.alternatives() if c.fits]
+    assert fitting and not any(a is not b and beats(a, b, plain=True) for a in fitting for b in fitting)
 
 
 @pytest.mark.parametrize("gib", [3.0, 5.0, 11.0])
