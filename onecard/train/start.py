@@ -30,6 +30,7 @@ from onecard.train.memory import use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
+from onecard.vocabulary import other_vocabulary, wanted_data
 
 GPT2_PADDED_VOCAB = 50304
 # Knobs that a checkpoint decides.
@@ -72,6 +73,9 @@ def open_run(config: RunConfig) -> Run:
         torch.cuda.set_device(device)
 
     source = _find_source(config, directory, notes)
+    wanted = wanted_data(config)
+    if source is None and (other := other_vocabulary(config, _known_vocabulary(config))) is not None:
+        notes.append(other)
     if source is not None:
         config = _of_its_architecture(config, source.weights.shape, notes)
     elif config.arch == "nanochat" and config.vocab_size is None:
@@ -89,8 +93,8 @@ def open_run(config: RunConfig) -> Run:
     fit = make_room(shape, config, device, dtype, notes)
 
     data_dir = Path("data") / config.dataset
-    train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
-    val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size)
+    train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size, wanted)
+    val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size, wanted)
     sequences = Sequences(train_tokens, shape.block_size, config.seed)
 
     model = _fresh_model(shape, config) if source is None else _model_from(source, shape)
@@ -239,6 +243,12 @@ def _vocabulary(data_dir: Path) -> int:
     if tokenizer.name == "char":
         return tokenizer.n_vocab  # as nanoGPT sizes it, so that its checkpoints fit
     return -(-tokenizer.n_vocab // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
+
+
+def _known_vocabulary(config: RunConfig) -> int | None:
+    """Of the data, where it says which tokenizer wrote it."""
+    tokenizer = load_tokenizer(Path("data") / config.dataset)
+    return tokenizer.n_vocab if tokenizer is not None else None
 
 
 def _model_from(source: Source, shape: Shape) -> Decoder:
