@@ -17,7 +17,7 @@ from onecard.config import RunConfig
 from onecard.config_file import COMMAND_LINE
 
 _RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
-# GPT-2's own 50,257 and what it is padded to; below the first number a vocabulary is one of bytes or characters.
+# GPT-2's own 50,257 and what it is padded to. Less than a thousand are bytes or characters.
 _GPT2, _LEAST_TRAINED = range(50257, 50433), 1024
 _PADDING = 128  # a difference below this is padding, or tokens with a special meaning
 

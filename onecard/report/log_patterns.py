@@ -117,6 +117,8 @@ WANTED = frozenset(
      "vocab_size", "bias", "dtype", "device", "eval_interval", "eval_iters", "log_interval")
 )  # fmt: skip
 
+_WORDS = ("bfloat16", "float16", "float32", "cpu", "cuda")  # values that are printed without quotes
+
 
 def setting(text: str, known: Mapping[str, int | float | str]) -> int | float | str | None:
     """A literal, or a product such as `5 * 8` or `batch_size * 2`; None for anything else."""
@@ -132,7 +134,7 @@ def setting(text: str, known: Mapping[str, int | float | str]) -> int | float | 
             case ast.Constant(value=bool() | int() | float() | str() as literal):
                 return literal
             case ast.Name(id=name):
-                return known.get(name, name if name in ("bfloat16", "float16", "float32") else None)
+                return known.get(name, name if name in _WORDS else None)
             case ast.BinOp(left=left, op=ast.Mult(), right=right) if depth < 8:
                 a, b = value(left, depth + 1), value(right, depth + 1)
                 return a * b if isinstance(a, int | float) and isinstance(b, int | float) else None

@@ -73,9 +73,7 @@ def open_run(config: RunConfig) -> Run:
         torch.cuda.set_device(device)
 
     source = _find_source(config, directory, notes)
-    wanted = wanted_data(config)
-    if source is None and (other := other_vocabulary(config, _known_vocabulary(config))) is not None:
-        notes.append(other)
+    asked, wanted = config, wanted_data(config)
     if source is not None:
         config = _of_its_architecture(config, source.weights.shape, notes)
     elif config.arch == "nanochat" and config.vocab_size is None:
@@ -113,6 +111,8 @@ def open_run(config: RunConfig) -> Run:
     text: dict[str, TargetText] = {}
     tokenizer = load_tokenizer(data_dir)
     if tokenizer is not None:
+        if source is None and (other := other_vocabulary(asked, tokenizer.n_vocab)) is not None:
+            notes.append(other)
         # Never of an assumed one: a sample in the wrong tokenizer is seen to be nonsense, bits per byte not.
         text = {name: TargetText(tokenizer, blocks, shape.vocab_size) for name, blocks in evaluation.items()}
     tokenizer = tokenizer or _assumed_tokenizer(data_dir, shape, config, notes)
@@ -243,12 +243,6 @@ def _vocabulary(data_dir: Path) -> int:
     if tokenizer.name == "char":
         return tokenizer.n_vocab  # as nanoGPT sizes it, so that its checkpoints fit
     return -(-tokenizer.n_vocab // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
-
-
-def _known_vocabulary(config: RunConfig) -> int | None:
-    """Of the data, where it says which tokenizer wrote it."""
-    tokenizer = load_tokenizer(Path("data") / config.dataset)
-    return tokenizer.n_vocab if tokenizer is not None else None
 
 
 def _model_from(source: Source, shape: Shape) -> Decoder:
