@@ -56,8 +56,8 @@ def _eta(
         )
     if known.config is None and (config := _config_beside(source)) is not None:
         # Beside its config lies onecard's own log.txt, whose lines alone could be nanoGPT's.
-        device = config.device if config.is_set("device") else _device_beside(source)
-        facts = {**log.facts, **({"device": device} if device else {})}
+        device = _device_beside(source) or config.device
+        facts = {**log.facts, "device": device}
         known, log = replace(known, config=config), replace(log, format=ONECARD, facts=facts)
     found = estimate(log, replace(known, card=card or _card_of(log)))
     if paused := _pause_of(source):
