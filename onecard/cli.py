@@ -56,8 +56,11 @@ def train(arguments: Sequence[str]) -> int:
     if asked is not None:
         from onecard.run.pause import ask_to_go_on, ask_to_pause
 
-        ask = ask_to_pause if asked == "--pause" else ask_to_go_on
-        print(ask(RunDirectory(config.out_dir)))
+        directory = RunDirectory(config.out_dir)
+        if asked == "--pause":
+            print(ask_to_pause(directory, tell=lambda text: print(text, file=sys.stderr, flush=True)))
+        else:
+            print(ask_to_go_on(directory))
         return 0
     need_package("torch", "train", "training")
     from onecard.train.loop import train as run_training

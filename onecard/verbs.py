@@ -215,7 +215,7 @@ def export(
     /,
     *,
     step: int | None = None,
-    to: Literal["huggingface", "nanogpt"] = "huggingface",
+    to: Literal["huggingface", "nanogpt"] | None = None,
 ) -> int:
     """Write a run's model for other programs.
 
@@ -228,11 +228,13 @@ def export(
     step
         Which checkpoint. Default: the one `sample` would use.
     to
-        A Hugging Face folder (GPT-2 or nanochat, as the run is), or a ckpt.pt that nanoGPT loads.
+        A Hugging Face folder (GPT-2 or nanochat, as the run is), or a ckpt.pt that nanoGPT loads. Default:
+        by the name, nanogpt where it ends in .pt.
     """
     need_package("torch", "train", "exporting")
     from onecard.run.export import export_run
 
+    to = to or ("nanogpt" if folder.endswith(".pt") else "huggingface")
     print(export_run(out_dir, folder, step=step, to=to))
     return 0
 

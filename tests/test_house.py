@@ -20,8 +20,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # From the top of the house to the bottom: a room may import its own modules and rooms above it.
 ROOMS = (
     "errors", "language", "terminal", "files", "config_file", "knobs", "shapes", "dial", "config",
-    "sample_config", "hardware", "plan", "data", "model", "optim", "convert", "run", "generate", "train",
-    "report", "doctor", "ui", "verbs", "cli",
+    "sample_config", "vocabulary", "hardware", "plan", "data", "model", "optim", "convert", "run", "generate",
+    "train", "report", "doctor", "ui", "verbs", "cli",
 )  # fmt: skip
 FREE = ("__init__", "__main__")
 
@@ -30,7 +30,7 @@ MAX_LOOP_LINES = 300
 
 LIGHT_ROOMS = (
     "errors", "language", "terminal", "config_file", "knobs", "shapes", "dial", "config", "sample_config",
-    "hardware",
+    "vocabulary", "hardware",
     "plan", "report",
     "verbs", "cli",
 )  # fmt: skip

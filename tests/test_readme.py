@@ -13,6 +13,7 @@ import pytest
 
 from onecard.config import RunConfig
 from onecard.knobs import load_config
+from onecard.plan.options import split_words
 from onecard.sample_config import SampleConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +74,9 @@ def test_commands_that_need_the_users_data_have_knobs_that_exist(monkeypatch: py
         if verb in ("train", "sample"):
             load_config(RunConfig if verb == "train" else SampleConfig, arguments)
         else:
-            assert verb == "prepare"
+            assert verb in ("prepare", "plan")
+            if verb == "plan":
+                load_config(RunConfig, split_words(arguments)[1])
 
 
 def test_every_config_file_loads_without_a_note() -> None:

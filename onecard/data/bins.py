@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from onecard.data.hub.catalogue import NAMES
 from onecard.errors import UserError
+from onecard.vocabulary import Wanted
 
 META_SCHEMA = 1
 # Beside the bins while prepare is at work on them, or was when it was killed.
@@ -32,6 +33,7 @@ _SCAN_WINDOW_BYTES = 2**20
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
+_OF_OWN_TOKENS = ("stdlib", "shakespeare_char")  # bytes and characters, whoever trains on them
 
 
 class _Part:
@@ -267,12 +269,17 @@ def _later_shards(last: Path) -> list[Path]:
     return []
 
 
-def open_split(data_dir: Path | str, split: Split, block_size: int, vocab_size: int) -> TokenFile:
-    """The tokens of one split, checked for everything that would otherwise fail hours later."""
+def open_split(
+    data_dir: Path | str, split: Split, block_size: int, vocab_size: int, wanted: Wanted | None = None
+) -> TokenFile:
+    """The tokens of one split, checked for everything that would otherwise fail hours later.
+
+    `wanted`: what to prepare where there are none.
+    """
     data_dir = Path(data_dir)
     paths = _split_files(data_dir, split) if data_dir.is_dir() else []
     if not paths:
-        raise _missing(data_dir, split)
+        raise _missing(data_dir, split, wanted or Wanted(None))
     meta = read_meta(data_dir)
     dtype = str(meta.get("dtype", "uint16")) if meta else "uint16"
     if dtype not in ("uint16", "uint32"):
@@ -320,7 +327,7 @@ def _check_against_meta(tokens: TokenFile, meta: dict[str, Any] | None, split: S
         )
 
 
-def _missing(data_dir: Path, split: Split) -> UserError:
+def _missing(data_dir: Path, split: Split, wanted: Wanted) -> UserError:
     known = datasets_in(data_dir.parent)
     name = data_dir.name
     listing = f"datasets under {data_dir.parent}: {', '.join(known)}" if known else ""
@@ -328,6 +335,9 @@ def _missing(data_dir: Path, split: Split) -> UserError:
         n: n for n in NAMES if n != "fineweb"
     }
     command = f"onecard prepare {by_name.get(name, f'FILES-OR-FOLDER --name {name}')}"
+    if wanted.tokenizer is not None and name not in _OF_OWN_TOKENS:
+        command += f" --train-tokenizer {wanted.tokenizer}"
+    command = wanted.command or command
     if (data_dir / JOURNAL_NAME).exists():
         return UserError(
             f"{data_dir} is not finished yet",
@@ -343,5 +353,8 @@ def _missing(data_dir: Path, split: Split) -> UserError:
     return UserError(
         what,
         listing,
-        f"{command}\nor put nanoGPT's {data_dir} here: its train.bin and val.bin work as they are",
+        # nanoGPT's own are in GPT-2's tokens.
+        command
+        if wanted.tokenizer is not None
+        else f"{command}\nor put nanoGPT's {data_dir} here: its train.bin and val.bin work as they are",
     )

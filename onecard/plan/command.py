@@ -12,7 +12,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.knobs import load_config
 from onecard.language import _, english, number
-from onecard.plan.answer import Answer, answer
+from onecard.plan.answer import Answer, answer, prepared_vocabulary
 from onecard.plan.largest import Size, best_for_time, flags_of, largest_models, longest_blocks
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, find_target
@@ -21,6 +21,7 @@ from onecard.plan.scaling import BITS
 from onecard.plan.search import kind
 from onecard.plan.tables import Row, print_rows
 from onecard.terminal import columns
+from onecard.vocabulary import other_vocabulary
 
 _WEEK = 7 * 86400.0
 # GiB of memory of a PC that nobody has described: without a limit, the largest model would be one that only
@@ -36,7 +37,8 @@ def plan_command(words: Sequence[str], also_known: frozenset[str] = frozenset())
 
 def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
     config = load_config(RunConfig, rest, also_known)
-    for note in config.notes:
+    other = other_vocabulary(config, prepared_vocabulary(config))
+    for note in (*config.notes, *([other] if other else [])):
         print(_("note: {text}").format(text=note), file=sys.stderr)
     if options.watts is not None:
         text = _("--watts counts for energy and money alone: a card held to less power is slower than this")

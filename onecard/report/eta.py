@@ -30,6 +30,7 @@ FLOORS = ((5, 0.10), (20, 0.05), (math.inf, 0.02))
 SIGMA_PER_MAD, MEDIAN_TO_MEAN = 1.4826, 1.2533
 EVALUATION_TOKENS = {NANOCHAT: 80 * 524_288, NANOCHAT_2025: 20 * 524_288}  # nanochat's defaults
 EVALUATION_EVERY = 250
+NANOGPT_EVERY, NANOGPT_BLOCKS = 2000, 200  # and nanoGPT's: eval_interval and eval_iters
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def estimate(log: Log, known: Known) -> Eta:
         shown = [mfu for mfu in steady.mfus if mfu is not None and mfu > 0]
         mfu = statistics.median(shown) if shown else None
     if mfu is None:
-        notes.append(_how_to_get_mfu(known, flops_per_s))
+        notes.append(_how_to_get_mfu(log, known, flops_per_s))
     if (loss := log.steps[-1].loss) is not None and not math.isfinite(loss):
         notes.append(_("the last loss is {loss}: the run has diverged").format(loss=loss))
     return Eta(
@@ -213,7 +214,9 @@ def step_range(ms: list[float]) -> Range:
 # --- how far it is ------------------------------------------------------------------------------
 
 
-def _how_to_get_mfu(known: Known, flops_per_s: float | None) -> str:
+def _how_to_get_mfu(log: Log, known: Known, flops_per_s: float | None) -> str:
+    if log.is_of_cpu:
+        return _("the run is on a CPU, whose peak nobody states: no MFU")
     if known.card is None:
         return _('MFU needs the card: add --gpu "RTX 4070" or another name that `onecard gpus` knows')
     if flops_per_s is None:
@@ -261,6 +264,16 @@ def _evaluations(
         else:
             taken = Range(0.0, 0.0, taken.high)
             notes.append(_("no evaluation is in the log: nanochat's usual ones are in the upper bound alone"))
+    elif interval is None and log.format == NANOGPT and _may_be_usual(log):
+        interval = max(NANOGPT_EVERY, _shortest_interval(log))
+        micros = setting_of(log, known, "gradient_accumulation_steps") or known.gradient_accumulation_steps
+        longest = 1.5 * 2 * NANOGPT_BLOCKS / (micros or 1) * step_ms.mid / 3000
+        taken = Range(0.0, 0.0, min(taken.high, longest))
+        text = _(
+            "evaluations are in the upper bound alone: one every {n:,} steps is assumed, of {blocks} "
+            "micro-batches of each split, nanoGPT's defaults (--config FILE tells)"
+        )
+        notes.append(text.format(n=interval, blocks=NANOGPT_BLOCKS))
     elif interval is None and log.evaluations:
         interval, taken = _shortest_interval(log), Range(0.0, 0.0, taken.high)
         notes.append(
@@ -283,6 +296,11 @@ def _seen_interval(log: Log) -> int | None:
     numbers = sorted(set(log.evaluations))
     between = [b - a for a, b in pairwise(numbers)]
     return statistics.mode(between) if between else None
+
+
+def _may_be_usual(log: Log) -> bool:
+    """Does the only evaluation in the log lie where nanoGPT's default interval has one?"""
+    return bool(log.evaluations) and log.evaluations[-1] % NANOGPT_EVERY == 0
 
 
 def _shortest_interval(log: Log) -> int:

@@ -22,6 +22,7 @@ from onecard.report.log_text import MAX_BYTES, decode
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, read_log
 from onecard.report.mfu import percent
 from onecard.run.directory import RunDirectory
+from onecard.run.pause import is_paused
 from onecard.sample_config import SampleConfig
 from onecard.terminal import columns, hanging
 from onecard.train.pace import duration
@@ -55,8 +56,12 @@ def _eta(
         )
     if known.config is None and (config := _config_beside(source)) is not None:
         # Beside its config lies onecard's own log.txt, whose lines alone could be nanoGPT's.
-        known, log = replace(known, config=config), replace(log, format=ONECARD)
+        device = _device_beside(source) or config.device
+        facts = {**log.facts, "device": device}
+        known, log = replace(known, config=config), replace(log, format=ONECARD, facts=facts)
     found = estimate(log, replace(known, card=card or _card_of(log)))
+    if paused := _pause_of(source):
+        found = replace(found, notes=(paused, *found.notes))
     now = datetime.now().astimezone()
     sys.stdout.write((json.dumps(to_json(found, now), indent=1) if as_json else to_text(found, now)) + "\n")
     return 0
@@ -113,8 +118,34 @@ def _config_beside(source: str) -> RunConfig | None:
         return None
 
 
+def _device_beside(source: str) -> str | None:
+    """Where the run last began, by its events."""
+    path = Path(source)
+    try:
+        lines = RunDirectory(path if path.is_dir() else path.parent).events_path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    for line in reversed(lines.splitlines()):
+        try:
+            if '"device"' in line and (device := json.loads(line).get("device")):
+                return str(device)
+        except (ValueError, AttributeError):
+            continue  # the line a crash cut short
+    return None
+
+
+def _pause_of(source: str) -> str:
+    """What to say of a run that is paused; empty where it is not, or where that cannot be known."""
+    if source == "-" or not Path(source).is_dir() or not is_paused(RunDirectory(source)):
+        return ""
+    told = _("the run is paused: the time left counts from when it goes on (onecard train {how})")
+    return told.format(how=f"--out_dir={source} --resume-now")
+
+
 def _card_of(log: Log) -> Card | None:
     """The card the log names, else this machine's."""
+    if log.is_of_cpu:
+        return None
     if "gpu" in log.facts:
         return match_rates(str(log.facts["gpu"]))
     if log.format == ONECARD and all(mfu is None for mfu in log.steps.mfus):

@@ -93,6 +93,8 @@ FACTS: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = tuple(
         ("peak_flops", r"Peak FLOPS \(BF16\): (\d\.\d{1,12}e\+\d{1,2}|inf)\b", float),
         ("dtype", r"COMPUTE_DTYPE: (?:torch\.)?(bfloat16|float16|float32)", str),
         ("dtype", r"training tokens in .{1,200}; \w+(?::\d+)?, (bfloat16|float16|float32)", str),
+        ("device", r"training tokens in .{1,200}; (\w+)(?::\d+)?, (?:bfloat16|float16|float32)", str),
+        ("device", r"Autodetected device type: (\w+)", str),
         ("vocab_size", r"found vocab_size = (\d{1,9})", int),
         ("vocab_size", r"Vocab size: (\d[\d,]{0,12})", whole),
     )
@@ -112,8 +114,10 @@ HEAD_WORDS = (
 SETTING = re.compile(r"^\s*(?:Overriding:\s*)?([a-z_]{3,40})\s*=\s*([^#=\n]{1,200}?)\s*(?:#.*)?$")
 WANTED = frozenset(
     ("batch_size", "block_size", "gradient_accumulation_steps", "max_iters", "n_layer", "n_head", "n_embd",
-     "vocab_size", "bias", "dtype", "eval_interval", "eval_iters", "log_interval")
+     "vocab_size", "bias", "dtype", "device", "eval_interval", "eval_iters", "log_interval")
 )  # fmt: skip
+
+_WORDS = ("bfloat16", "float16", "float32", "cpu", "cuda")  # values that are printed without quotes
 
 
 def setting(text: str, known: Mapping[str, int | float | str]) -> int | float | str | None:
@@ -130,7 +134,7 @@ def setting(text: str, known: Mapping[str, int | float | str]) -> int | float | 
             case ast.Constant(value=bool() | int() | float() | str() as literal):
                 return literal
             case ast.Name(id=name):
-                return known.get(name, name if name in ("bfloat16", "float16", "float32") else None)
+                return known.get(name, name if name in _WORDS else None)
             case ast.BinOp(left=left, op=ast.Mult(), right=right) if depth < 8:
                 a, b = value(left, depth + 1), value(right, depth + 1)
                 return a * b if isinstance(a, int | float) and isinstance(b, int | float) else None

@@ -65,6 +65,11 @@ class Log:
         return self.facts.get("tokens_per_step")
 
     @property
+    def is_of_cpu(self) -> bool:
+        """As far as its head tells."""
+        return str(self.facts.get("device") or self.settings.get("device", "")).lower() == "cpu"
+
+    @property
     def cards(self) -> int:
         """Cards the run is on: nanochat says what each takes of a micro-batch and what all take together."""
         mine, all_of_them = self.facts.get("tokens_of_one_card"), self.facts.get("tokens_of_all_cards")

@@ -94,8 +94,10 @@ class PauseRequest:
             _remove(path)
 
 
-def ask_to_pause(directory: RunDirectory, patience: float = _PATIENCE) -> str:
-    """Returns when the card is free."""
+def ask_to_pause(
+    directory: RunDirectory, patience: float = _PATIENCE, tell: Callable[[str], None] = lambda text: None
+) -> str:
+    """Returns when the card is free. `tell` is for whoever waits until then."""
     _need_a_job(directory)
     wish, done, _ = _files(directory)
     began = time.monotonic()
@@ -105,6 +107,8 @@ def ask_to_pause(directory: RunDirectory, patience: float = _PATIENCE) -> str:
         wish.touch()
     except OSError as error:
         raise UserError(f"the wish cannot be left in {directory.path}", str(error), exit_code=1) from None
+    if not done.exists():
+        tell("waiting for the step in progress, half a minute if it is being compiled")
     alive = _Alive(directory)
     _until(lambda: done.exists() or not wish.exists() or _word(directory)[0] == "ending" or not alive(),
            patience)  # fmt: skip
@@ -157,6 +161,14 @@ def ask_to_go_on(directory: RunDirectory, patience: float = _PATIENCE) -> str:
                     text or "the wish stands", exit_code=1)  # fmt: skip
 
 
+def is_paused(directory: RunDirectory) -> bool:
+    """Does a job wait there, with the card free? A `paused` without a job was left by one that died."""
+    try:
+        return _files(directory)[1].exists() and _somebody_trains(directory)
+    except UserError:
+        return False  # somebody else's folder: nobody can tell
+
+
 def _files(directory: RunDirectory) -> tuple[Path, Path, Path]:
     return directory.path / "pause", directory.path / "paused", directory.path / "job.json"
 
@@ -199,10 +211,12 @@ def _somebody_trains(directory: RunDirectory) -> bool:
 
 
 def _need_a_job(directory: RunDirectory) -> None:
+    # A run takes its folder once data and model are ready, some seconds after its start.
+    soon = "if a run has just been started there, ask again in a moment; another folder is another --out_dir"
     if not directory.path.is_dir():
-        raise UserError(f"there is no run in {directory.path}", hint="--out_dir=FOLDER", exit_code=1)
+        raise UserError(f"there is no run in {directory.path} yet", hint=soon, exit_code=1)
     if not _somebody_trains(directory):
-        raise UserError(f"nobody is training in {directory.path}", hint="--out_dir=FOLDER", exit_code=1)
+        raise UserError(f"nobody is training in {directory.path}", hint=soon, exit_code=1)
 
 
 def _until(true: Callable[[], bool], patience: float) -> bool:

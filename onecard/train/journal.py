@@ -17,6 +17,7 @@ from onecard import __version__
 from onecard.errors import UserError
 from onecard.generate.sample import sample_text
 from onecard.hardware.machine import peak_flops
+from onecard.optim.schedule import shown_rate
 from onecard.plan.lines import GIB
 from onecard.plan.settings import Setting
 from onecard.run.metrics import Recorder, bits_per_byte_line, evaluation_line, iteration_line
@@ -35,7 +36,8 @@ class Journal:
     def __init__(self, run: Run) -> None:
         config = run.config
         self.run = run
-        self.status = Status(step=run.position.step, last_step=config.max_iters)
+        rate = shown_rate(run.position.step, config)
+        self.status = Status(step=run.position.step, last_step=config.max_iters, learning_rate=rate)
         self.display: Display = open_display(self.status)
         self.recorder = Recorder(run.directory, self.display.say)
         self.tracker: Tracker = open_tracker(config, self.display.say)
@@ -76,7 +78,9 @@ class Journal:
             choice = run.fit.choice
             need, there = choice.bill.process / 2**30, choice.question.allowed / 2**30
             self.display.say(f"memory: {need:.2f} GiB expected of {there:.2f}, with {choice.setting.words()}")
-        if run.model.compiled:
+        if run.position.is_finished(config):
+            self.summary.was_finished = True
+        elif run.model.compiled:
             self.display.say("compiling: the first step takes longer, later runs find it done")
         self.recorder.event(
             "resumed" if run.position.step else "started", step=run.position.step, device=run.device,
@@ -126,15 +130,18 @@ class Journal:
             f"paused at step {self.run.position.step:,}: {left}; "
             f"`onecard train --out_dir={out} --resume-now` goes on", "yellow",
         )  # fmt: skip
+        self.display.doing("paused")
         self.recorder.event("paused", step=self.run.position.step, left=left)
 
     def waits_for_memory(self, why: str) -> None:
         """After a pause, while somebody else has the card's memory."""
         self.display.say(f"waiting for memory: {why}; going on as soon as there is room", "yellow")
+        self.display.doing("waiting for memory")
         self.recorder.event("waits for memory", step=self.run.position.step, why=why)
 
     def going_on(self) -> None:
         self.display.say("going on", "yellow")
+        self.display.doing("")
         self.recorder.event("went on", step=self.run.position.step)
 
     def speed_changed(self, text: str, facts: dict[str, Any]) -> None:

@@ -34,6 +34,10 @@ class Position:
     eval_lengths: dict[str, int] = field(default_factory=dict)
     data_mark: dict[str, Any] = field(default_factory=dict)  # the beginning of the training tokens
 
+    def is_finished(self, config: RunConfig) -> bool:
+        """The last step is taken and evaluated."""
+        return self.step >= config.max_iters and self.evaluated_step == self.step
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

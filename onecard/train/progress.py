@@ -60,7 +60,7 @@ class Status:
 
 
 class Display(Protocol):
-    """How the loop speaks to the person. `inside` is progress within one long thing."""
+    """How the loop speaks to the person. `inside` is progress within one long thing, `doing` one without."""
 
     watched: bool  # is there a person, to whom an old figure is a wrong one?
 
@@ -68,6 +68,7 @@ class Display(Protocol):
     def logged(self, status: Status, step: int, seconds: float) -> None: ...
     def evaluated(self, status: Status, train_loss: float) -> None: ...
     def inside(self, what: str, done: int, total: int) -> None: ...
+    def doing(self, what: str) -> None: ...
     def __enter__(self) -> Display: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -109,6 +110,9 @@ class PlainDisplay:
         if time.monotonic() - self._last_line > self.INSIDE_SECONDS:
             self.say(f"  {what} {done}/{total}")
 
+    def doing(self, what: str) -> None:
+        pass  # it has been said
+
     def __enter__(self) -> PlainDisplay:
         return self
 
@@ -148,9 +152,14 @@ class TerminalDisplay:
         self._inside = "" if done >= total else f"{what} {done}/{total}"
         self._draw()
 
-    def _draw(self) -> None:
+    def doing(self, what: str) -> None:
+        """At once: it may stay for hours."""
+        self._inside = what
+        self._draw(at_once=True)
+
+    def _draw(self, *, at_once: bool = False) -> None:
         now = time.monotonic()
-        if now - self._last_drawn < self.REDRAW_SECONDS:
+        if now - self._last_drawn < self.REDRAW_SECONDS and not at_once:
             return
         self._last_drawn = now
         from rich.console import Group

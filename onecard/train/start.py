@@ -30,6 +30,7 @@ from onecard.train.memory import use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
+from onecard.vocabulary import other_vocabulary, wanted_data
 
 GPT2_PADDED_VOCAB = 50304
 # Knobs that a checkpoint decides.
@@ -89,6 +90,7 @@ def open_run(config: RunConfig) -> Run:
 
     newest_there = _newest_step(directory)  # before one of them is chosen
     source = _find_source(config, directory, notes)
+    asked, wanted = config, wanted_data(config)
     if source is not None:
         config = _of_its_architecture(config, source.weights.shape, notes)
     elif config.arch == "nanochat" and config.vocab_size is None:
@@ -106,8 +108,8 @@ def open_run(config: RunConfig) -> Run:
     fit = make_room(shape, config, device, dtype, notes)
 
     data_dir = Path("data") / config.dataset
-    train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
-    val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size)
+    train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size, wanted)
+    val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size, wanted)
     sequences = Sequences(train_tokens, shape.block_size, config.seed)
 
     model = _fresh_model(shape, config) if source is None else _model_from(source, shape)
@@ -126,6 +128,8 @@ def open_run(config: RunConfig) -> Run:
     text: dict[str, TargetText] = {}
     tokenizer = load_tokenizer(data_dir)
     if tokenizer is not None:
+        if source is None and (other := other_vocabulary(asked, tokenizer.n_vocab)) is not None:
+            notes.append(other)
         # Never of an assumed one: a sample in the wrong tokenizer is seen to be nonsense, bits per byte not.
         text = {name: TargetText(tokenizer, blocks, shape.vocab_size) for name, blocks in evaluation.items()}
     tokenizer = tokenizer or _assumed_tokenizer(data_dir, shape, config, notes)

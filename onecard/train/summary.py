@@ -27,6 +27,7 @@ class Summary:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.interrupted = False
+        self.was_finished = False  # before it began
         self.refits = 0  # how often steps had to be carried out in another way
         self.changes: list[tuple[int, str]] = []  # and what came of it: when, and in words
         self.values: dict[str, Any] = {}
@@ -86,6 +87,9 @@ class Summary:
                 f"saved as {out}/checkpoints/step-{saved:08d}" if saved is not None else "nothing saved yet"
             )
             lines.append(f"{head} at step {values['step']:,} of {values['last_step']:,}; {kept}")
+            if self.was_finished:
+                lines[-1] = f"finished already, at step {values['step']:,} of {values['last_step']:,}; {kept}"
+                lines.append(f"to train further: {self._further()}")
             took = duration(values["seconds"])
             lines.append(f"trained {values['tokens']:,} tokens ({values['epochs']:.2f} epochs) in {took}")
             if values["tokens_per_second"]:
@@ -103,6 +107,13 @@ class Summary:
             # Before the first checkpoint there is nothing to continue.
             lines.append(f"continue with {again}" if values["step"] else "begin again with the same command")
         return "\n".join(lines)
+
+    def _further(self) -> str:
+        """Twice as long, with a schedule that follows where it is the config's to follow."""
+        config = self._run.config
+        steps = 2 * max(config.max_iters, 1)
+        follows = f" --lr_decay_iters={steps}" if config.arch == "gpt2" and config.decay_lr else ""
+        return f"onecard train --out_dir={config.out_dir} --init_from=resume --max_iters={steps}{follows}"
 
     def _memory(self) -> list[str]:
         """Prediction beside measurement, and what fitting has done."""

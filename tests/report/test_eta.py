@@ -501,3 +501,62 @@ def test_every_log_that_can_be_read_gets_an_answer_or_a_reason(
     now = datetime.now().astimezone()
     assert eta_command.to_text(found, now)
     assert "NaN" not in json.dumps(eta_command.to_json(found, now))
+
+
+# --- what a newcomer pastes
+FIRST_LINES = (
+    "step 0: train loss 10.9000, val loss 10.9000\n"
+    "iter 0: loss 10.9000, time 154425.28ms, mfu -100.00%\n"
+    "iter 10: loss 10.2727, time 4322.77ms, mfu 11.66%\n"
+    "iter 20: loss 9.7500, time 4354.20ms, mfu 11.65%\n"
+)
+
+
+def test_the_first_evaluation_is_not_taken_to_come_every_few_steps() -> None:
+    found = eta_of(FIRST_LINES, max_iters=600_000)
+    assert found.remaining_s is not None
+    steps_alone = found.step_ms.high * found.steps_left / 1000
+    assert found.evaluations_left == 300
+    assert steps_alone < found.remaining_s.high <= steps_alone + 300 * 151
+    assert any("2,000 steps is assumed" in note and "200" in note for note in found.notes)
+    # 200 batches of each split are a sixth of 40 steps' micro-batches: 3.3 steps, and half more for the bound
+    known = eta_of(
+        FIRST_LINES, max_iters=600_000, gradient_accumulation_steps=40, batch_size=12, block_size=1024
+    )
+    assert known.evaluation_s.high == pytest.approx(1.5 * 10 / 3 * known.step_ms.mid / 1000)
+
+
+def test_an_evaluation_where_the_default_has_none_is_no_default() -> None:
+    lines = "step 500: train loss 3.0, val loss 3.0\n" + "".join(
+        f"iter {n}: loss 3.0, time {9000 if n == 500 else 1000}.00ms, mfu 11.00%\n"
+        for n in range(400, 700, 10)
+    )
+    found = eta_of(lines, max_iters=10_000)
+    assert not any("assumed" in note for note in found.notes)
+    assert any("upper bound alone" in note for note in found.notes)
+
+
+def test_a_cpus_log_is_not_asked_for_a_card(tmp_path: Path, run: Callable[..., Answer]) -> None:
+    lines = "".join(f"iter {n}: loss 3.0, time 100.00ms, 5,131 tok/s, lr 1e-3, eta 3s\n" for n in range(30))
+    head = "tokens per iteration will be: 512; 10,142 training tokens in data/x; {}, float32\n"
+    _, out, _ = run("-", "--max-iters=99", pasted=(head.format("cpu") + lines).encode())
+    assert "on a CPU" in out and "--gpu" not in out
+    _, out, _ = run("-", "--max-iters=99", pasted=(head.format("cuda") + lines).encode())
+    assert "--gpu" in out
+    pasted = "Overriding: device = cpu\n" + FIRST_LINES
+    _, out, _ = run("-", "--max-iters=99", pasted=pasted.encode())
+    assert "--gpu" not in out
+    out_dir = RunDirectory(tmp_path / "out")
+    with out_dir.claimed(fresh=False):
+        out_dir.write_config(load_config(RunConfig, ["--max_iters=99"]))
+        out_dir.log_path.write_text(lines)
+        out_dir.events_path.write_text(
+            json.dumps({"event": "started", "step": 0, "device": "cpu"}) + "\n{cut"
+        )
+        _, out, _ = run(str(out_dir.path))
+        assert "on a CPU" in out and "paused" not in out
+        (out_dir.path / "paused").touch()
+        _, out, _ = run(str(out_dir.path))
+        assert "the run is paused" in " ".join(out.split()) and "--resume-now" in out
+    _, out, _ = run(str(out_dir.path))
+    assert "paused" not in out, "its job is gone"

@@ -167,3 +167,13 @@ def test_weights_of_another_architecture_are_refused_by_name(run_folder: Path) -
     assert "ln_f" in error.value.why
     with pytest.raises(UserError, match="does not fit"):
         load_weights(model, {k: v[:3] for k, v in weights.tensors.items()})
+
+
+def test_a_name_that_ends_in_pt_is_nanogpts(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from onecard.cli import main
+
+    assert main(["export", "out", "theirs.pt"]) == 0
+    assert "nanoGPT resumes from it" in capsys.readouterr().out
+    assert weights_from("./theirs.pt").nanogpt is not None
+    assert main(["export", "out", "folder.pt", "--to", "huggingface"]) == 0
+    assert Path("folder.pt", "model.safetensors").is_file(), "said outright"

@@ -21,7 +21,7 @@ from onecard.files import AlreadyLockedError, exclusive_lock
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import read_metrics
-from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause
+from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause, is_paused
 
 WORDS = [
     "--dataset=tiny", "--vocab_size=61", "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16",
@@ -91,7 +91,9 @@ def test_a_paused_run_that_is_stopped_keeps_its_steps(
 
 def test_nobody_to_ask(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--pause", "--out_dir=nowhere"]) == 1
-    assert "there is no run" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "there is no run in nowhere yet" in told and "ask again in a moment" in told
+    assert "--out_dir=FOLDER" not in told, "it was given"
     (workplace / "out").mkdir()
     for wish in ("--pause", "--resume-now"):
         assert main(["train", wish, "--out_dir=out"]) == 1
@@ -104,6 +106,10 @@ def test_a_job_that_does_not_answer_is_told(workplace: Path) -> None:
     with directory.claimed(fresh=False), pytest.raises(UserError, match="has not let go"):
         ask_to_pause(directory, patience=0.2)
     assert (workplace / "out" / "pause").exists(), "the wish stands"
+    said: list[str] = []
+    with directory.claimed(fresh=False), pytest.raises(UserError):
+        ask_to_pause(directory, patience=0.1, tell=said.append)
+    assert len(said) == 1 and said[0].startswith("waiting for the step in progress")
     assert not PauseRequest(directory)(), "a new run does not heed old wishes"
 
 
@@ -260,3 +266,15 @@ def test_after_a_refusal_the_next_wish_is_heard(tmp_path: Path) -> None:
     assert not job(), "not once more"
     wish.touch()  # before the job has looked again
     assert job.wished()
+
+
+def test_a_run_is_paused_only_while_its_job_is_there(workplace: Path) -> None:
+    directory = RunDirectory("out")
+    assert not is_paused(directory)
+    with directory.claimed(fresh=False):
+        job = PauseRequest(directory)
+        assert not is_paused(directory)
+        (directory.path / "pause").touch()
+        job.granted("nothing is computed")
+        assert is_paused(directory)
+    assert not is_paused(directory), "its job died, and left the file behind"

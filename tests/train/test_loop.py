@@ -20,6 +20,7 @@ from conftest import write_bins
 
 from onecard.cli import main
 from onecard.config import RunConfig
+from onecard.data.tokenizer import make_tokenizer
 from onecard.errors import UserError
 from onecard.knobs import load_config
 from onecard.run.checkpoint import best_checkpoint, list_checkpoints
@@ -811,3 +812,76 @@ def test_the_same_command_continues_as_often_as_one_likes(workplace: Path, words
     with pytest.raises(UserError, match="different config") as stopped:
         train(load_config(RunConfig, [*asked, "--vocab_size=128"]))
     assert "vocab_size: 61 there, 128 now" in stopped.value.why
+
+
+def test_a_finished_run_says_so_and_how_to_go_further(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in TINY if word != "--no-compile"]
+    assert main(["train", *words]) == 0
+    shown = capsys.readouterr()
+    assert "compiling" in shown.err and "finished already" not in shown.out
+    assert main(["train", *words]) == 0
+    shown = capsys.readouterr()
+    assert "compiling" not in shown.err
+    assert "finished already, at step 20 of 20" in shown.out and "done at step" not in shown.out
+    (further,) = (line for line in shown.out.splitlines() if line.startswith("to train further: onecard "))
+    assert main(further.split()[4:]) == 0
+    shown = capsys.readouterr()
+    assert "done at step 40 of 40" in shown.out
+
+
+def test_the_learning_rate_shown_before_the_first_step_is_the_schedules(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config("--max_iters=10"))
+    seen: list[float] = []
+
+    def display(status: Status) -> PlainDisplay:
+        seen.append(status.learning_rate)
+        return PlainDisplay()
+
+    monkeypatch.setattr(journal_module, "open_display", display)
+    train(config("--init_from=resume"))
+    rates = {x["step"]: x["lr"] for x in read_metrics(Path("out") / "metrics.jsonl") if "loss" in x}
+    assert seen == [rates[10]] and rates[10] > 1e-3
+
+
+def test_missing_data_is_named_in_the_tokens_the_config_needs(workplace: Path) -> None:
+    described = workplace / "d2.py"
+    recipe = "onecard prepare fineweb --name thirty --tokens 1B --train-tokenizer 32768"
+    described.write_text(f"# Its data: {recipe}\ndataset = 'thirty'\narch = 'nanochat'\ndepth = 2\n")
+    for words, hint in (
+        (["d2.py"], recipe),
+        (["--depth=2", "--dataset=mine"], "FILES-OR-FOLDER --name mine --train-tokenizer 32768"),
+        (["--depth=2", "--generation=2025", "--dataset=mine"], "--name mine --train-tokenizer 65536"),
+        (["--vocab_size=8192", "--dataset=mine"], "--name mine --train-tokenizer 8192"),
+        (["--vocab_size=50304", "--dataset=mine"], "--name mine\n"),
+        (["--depth=2", "--dataset=stdlib"], "onecard prepare stdlib\n"),
+    ):
+        given = load_config(RunConfig, [*words, "--n_layer=2", "--n_embd=128", "--n_head=2", "--device=cpu"])
+        with pytest.raises(UserError, match="there is no dataset") as caught:
+            open_run(given)
+        assert hint in caught.value.hint + "\n", words
+
+
+def test_data_in_other_tokens_than_the_configs_is_told(workplace: Path) -> None:
+    write_bins(workplace / "data" / "thirty", train=6_000, val=1_500)
+    meta = {"schema": 1, "dtype": "uint16", "tokenizer": make_tokenizer("byte").facts()}
+    (workplace / "data" / "thirty" / "meta.json").write_text(json.dumps(meta))
+    recipe = "onecard prepare fineweb --name thirty --train-tokenizer 2048"
+    small = "batch_size = 2\nblock_size = 16\ngradient_accumulation_steps = 1\nn_embd = 32\nn_head = 2\n"
+    (workplace / "d2.py").write_text(
+        f"# Its data: {recipe}\ndataset = 'thirty'\narch = 'nanochat'\ndepth = 2\n{small}compile = False\n"
+    )
+
+    def told(*words: str) -> list[str]:
+        notes = open_run(load_config(RunConfig, [*words, "--device=cpu", "--max_iters=500"])).notes
+        return [note for note in notes if "in its vocabulary" in note]
+
+    (note,) = told("d2.py")
+    assert "257" in note and "2,048" in note and "another model" in note and recipe in note
+    (note,) = told("d2.py", "--vocab_size=1024")
+    assert "257" in note and "1,024" in note
+    assert told("d2.py", "--vocab_size=320") == [], "that is padding"
+    assert told("d2.py", "--dataset=tiny", "--vocab_size=64") == [], "nobody knows its tokenizer"

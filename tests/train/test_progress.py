@@ -87,3 +87,16 @@ def test_a_terminal_shows_bar_figures_and_progress_inside_a_step(monkeypatch: py
         "step 120: train loss 3.1000, val loss 3.4000", "━",
     ):  # fmt: skip
         assert text in shown, text
+
+
+def test_what_may_last_for_hours_is_shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    with open_display(FULL) as display:
+        display.inside("evaluating, block", 8, 64)
+        terminal.truncate(0)
+        display.doing("paused")
+        shown = terminal.getvalue()
+        assert "paused" in shown and "evaluating" not in shown.split("paused")[-1]
+        terminal.truncate(0)
+        display.doing("")
+        assert "paused" not in terminal.getvalue()

@@ -1,0 +1,97 @@
+"""The tokens a config counts on, and how to prepare them: its vocabulary decides which model it makes.
+
+Data in other tokens trains as well, but another model than the config's. So who has no data yet is told how
+to make the right ones, and who has others is told so.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from onecard import dial
+from onecard.config import RunConfig
+from onecard.config_file import COMMAND_LINE
+
+_RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
+# GPT-2's own 50,257 and what it is padded to. Less than a thousand are bytes or characters.
+_GPT2, _LEAST_TRAINED = range(50257, 50433), 1024
+_PADDING = 128  # a difference below this is padding, or tokens with a special meaning
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`tokenizer`: the size of one trained on the data, None for another kind. `command` prepares the data,
+    as the config's own comment says; empty where none does."""
+
+    tokenizer: int | None
+    command: str = ""
+
+
+def wanted_data(config: RunConfig) -> Wanted:
+    """For who has no data yet."""
+    command = _recipe(config)
+    if command:
+        return Wanted(_trained(command), command)
+    size = config.vocab_size
+    if size is None and config.arch == "nanochat":
+        size = dial.GENERATIONS[config.generation].vocab_size
+    trained = size is not None and size >= _LEAST_TRAINED and size not in _GPT2
+    return Wanted(size if trained else None)
+
+
+def other_vocabulary(config: RunConfig, there: int | None) -> str | None:
+    """What to tell where the config counts on another vocabulary than the data's (`there`, None: unknown)."""
+    command = _recipe(config)
+    pinned = config.is_set("vocab_size") and config.vocab_size is not None
+    wanted = config.vocab_size if pinned else _trained(command)
+    if wanted is None or there is None or abs(wanted - there) < _PADDING:
+        return None
+    data = f"data/{config.dataset} has {there:,} tokens in its vocabulary"
+    how = f"; the data it is meant for: {command}" if command else ""
+    if pinned:
+        return f"{data}, and vocab_size is {wanted:,}: the rest is never seen{how}"
+    where = config.origins["dataset"].rpartition(":")[0]
+    return f"{data}, {where} counts on {wanted:,}: this is another model than the one it describes{how}"
+
+
+def _recipe(config: RunConfig) -> str:
+    """The `onecard prepare` in the comments of the file that names the dataset, if it makes that dataset."""
+    path, colon, _ = config.origins.get("dataset", "").rpartition(":")
+    if not colon or config.origins.get("vocab_size") == COMMAND_LINE:
+        return ""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return ""  # of a run that goes on elsewhere
+    found = (match[1].strip() for line in lines if (match := _RECIPE.match(line.strip())))
+    return next((command for command in found if _makes(command) == config.dataset), "")
+
+
+def _makes(command: str) -> str:
+    """The name of the dataset that it prepares."""
+    words = _words(command)
+    return _value(words, "--name") or (words[2] if len(words) > 2 and "--edu" not in words else "")
+
+
+def _trained(command: str) -> int | None:
+    size = _value(_words(command), "--train-tokenizer")
+    return int(size) if size.isdecimal() else None
+
+
+def _value(words: list[str], option: str) -> str:
+    for word, after in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else after
+    return ""
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # prose with an apostrophe
+        return command.split()
