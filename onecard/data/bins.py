@@ -327,7 +327,7 @@ def _check_against_meta(tokens: TokenFile, meta: dict[str, Any] | None, split: S
         )
 
 
-def _missing(data_dir: Path, split: Split, wanted: Wanted) -> UserError:
+def _missing(data_dir: Path, split: Split, wanted: Wanted = Wanted(None)) -> UserError:  # noqa: B008 - a constant
     known = datasets_in(data_dir.parent)
     name = data_dir.name
     listing = f"datasets under {data_dir.parent}: {', '.join(known)}" if known else ""
