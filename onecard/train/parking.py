@@ -26,6 +26,7 @@ from onecard.train.memory import (
     allocator_bytes,
     forget,
     is_out_of_memory,
+    peak_memory_gib,
     process_bytes_on,
     reserve_of,
 )
@@ -172,10 +173,11 @@ def as_user_error(error: Exception, step: int) -> UserError:
     return UserError(f"the checkpoint of step {step} could not be written", first_line(error))
 
 
-def needed_by(run: Run) -> float:
-    """Bytes of tensors that the present setting needs, as predicted: the measured peak may be of a moment
-    ago, when no step had been done since the last pause."""
-    return float(run.fit.choice.bill.need)
+def needed_by(run: Run, *, measured: bool) -> float:
+    """Bytes of tensors that the present setting needs: as predicted, or as `measured` where that is less.
+    (Not before a step has been done since peaks are measured: they are of what stands on the card alone.)"""
+    predicted, peak = float(run.fit.choice.bill.need), peak_memory_gib(run.device)
+    return min(predicted, peak * GIB) if measured and peak is not None else predicted
 
 
 def rest_until_taken_back(

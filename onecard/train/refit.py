@@ -86,6 +86,7 @@ class Refit:
         self._watch = SpeedWatch(spilling_platform() is not None, first)
         self._watched = 0, 0.0  # steps and seconds of this process that are finished
         self._began_at = 0  # of these steps, the one with which the present setting began
+        self._resumed_at = 0  # and the one after the last pause
         self._steady: tuple[int, float] | None = None  # where it had settled
         self._looked = time.monotonic()
         self._slow, self._noticed = False, time.monotonic()
@@ -154,7 +155,7 @@ class Refit:
     def pause(self, wanted: PauseRequest, stop: Callable[[], bool], save: Callable[[], None]) -> None:
         """The card is free until the wish is taken back and there is room again, or the run is to end."""
         run, before, step = self.run, self.fit.choice, self.run.position.step
-        needs = needed_by(run)
+        needs = needed_by(run, measured=self.journal.session[0] > max(self._began_at, self._resumed_at))
         if (refused := try_to_park(run)) is not None:
             wanted.refused(refused)
             self.journal.tell([f"asked to pause, but {refused}: training on"])
@@ -172,6 +173,7 @@ class Refit:
         if not rest_until_taken_back(run, self.journal, wanted, stop, left, needs):
             return  # it is to end
         measure_afresh(run.device)
+        self._resumed_at = self.journal.session[0]
         self.journal.going_on()
         if self.fit.setting != before.setting:
             after = self.fit.choice

@@ -21,7 +21,7 @@ from onecard.errors import UserError
 from onecard.plan.lines import GIB
 from onecard.run.checkpoint import list_checkpoints
 from onecard.run.directory import RunDirectory
-from onecard.run.pause import ask_to_go_on, ask_to_pause
+from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause
 from onecard.train import loop as loop_module
 from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
@@ -449,3 +449,28 @@ def test_the_files_go_when_the_run_fails(workplace: Path, monkeypatch: pytest.Mo
         train(config("--eval_interval=100"))
     assert problems == [] and not names()
     assert list_checkpoints(Path("out") / "checkpoints")[-1].step == 7
+
+
+def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right after a pause it is that of the weights alone: no reason to go on where no step fits."""
+    run = open_run(config())
+    monkeypatch.setattr(parking_module, "peak_memory_gib", lambda device: 1e-6)
+    predicted = run.fit.choice.bill.need
+    assert parking_module.needed_by(run, measured=False) == predicted
+    assert parking_module.needed_by(run, measured=True) == 1e-6 * 2**30 < predicted
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        refit_module, "needed_by", lambda run, *, measured: (asked.append(measured), float(predicted))[1]
+    )
+    pauses = iter([True, True, *[False] * 30, True])
+
+    class Wishes(PauseRequest):
+        def __call__(self) -> bool:
+            return next(pauses, False)
+
+        def wished(self) -> bool:
+            return False
+
+    monkeypatch.setattr(loop_module, "PauseRequest", Wishes)
+    train(config())
+    assert asked == [False, False, True], "at the first step, at once after it, and later"
