@@ -17,6 +17,7 @@ import pytest
 import torch
 from tiny_runs import FULL, config, events, weights
 
+from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.plan.lines import GIB
 from onecard.run.checkpoint import list_checkpoints
@@ -462,15 +463,24 @@ def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pyte
     monkeypatch.setattr(
         refit_module, "needed_by", lambda run, *, measured: (asked.append(measured), float(predicted))[1]
     )
-    pauses = iter([True, True, *[False] * 30, True])
+    due, runs, opened = [0, 0, 5], [], loop_module.open_run
+
+    def noted(asked_for: RunConfig) -> Any:
+        runs.append(opened(asked_for))
+        return runs[0]
 
     class Wishes(PauseRequest):
         def __call__(self) -> bool:
-            return next(pauses, False)
+            return bool(due) and runs[0].position.step >= due[0]
 
         def wished(self) -> bool:
-            return False
+            return False  # taken back as soon as it is granted
 
+        def granted(self, left: str = "") -> None:
+            due.pop(0)
+            super().granted(left)
+
+    monkeypatch.setattr(loop_module, "open_run", noted)
     monkeypatch.setattr(loop_module, "PauseRequest", Wishes)
     train(config())
-    assert asked == [False, False, True], "at the first step, at once after it, and later"
+    assert asked == [False, False, True], "before the first step, at once once more, and later"
