@@ -71,6 +71,12 @@ def wait_for(true: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
+def go_on_and_wait_for(true: Callable[[], Any]) -> None:
+    """Takes the wish back and waits for what the job does then, however long its checkpoint takes."""
+    (Path("out") / "pause").unlink()
+    wait_for(true)
+
+
 def names() -> set[str]:
     return {path.name for path in Path("out").iterdir()} & {"pause", "paused", "job.json"}
 
@@ -166,8 +172,9 @@ def test_a_run_waits_for_whoever_has_the_memory_and_goes_on_as_before(
 
     def asking() -> None:
         ask_to_pause(OUT)
+        go_on_and_wait_for(lambda: len(set(tried)) > 3)
         with pytest.raises(UserError, match="waits for memory") as told:
-            ask_to_go_on(OUT, patience=2.0)
+            ask_to_go_on(OUT, patience=0.2)
         assert FULL in told.value.why and "by itself" in told.value.hint and told.value.exit_code == 1
         assert "paused" not in names()
         full[0] = False
@@ -213,8 +220,9 @@ def test_ctrl_c_while_waiting_for_memory_keeps_the_steps(
 
     def asking() -> None:
         ask_to_pause(OUT)
+        go_on_and_wait_for(lambda: FULL in (Path("out") / "job.json").read_text())
         with pytest.raises(UserError, match="waits for memory"):
-            ask_to_go_on(OUT, patience=1.0)
+            ask_to_go_on(OUT, patience=0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
     problems = asked_at(monkeypatch, 7, asking)
@@ -233,8 +241,9 @@ def test_a_wish_while_waiting_for_memory_is_granted_at_once(
 
     def asking() -> None:
         ask_to_pause(OUT)
+        go_on_and_wait_for(lambda: FULL in (Path("out") / "job.json").read_text())
         with pytest.raises(UserError, match="waits for memory"):
-            ask_to_go_on(OUT, patience=1.0)
+            ask_to_go_on(OUT, patience=0.2)
         assert "paused after" in ask_to_pause(OUT)
         full[0] = False
         assert ask_to_go_on(OUT) == "going on"
