@@ -134,7 +134,7 @@ def caps_of(options: argparse.Namespace) -> dict[str, float]:
 
 def pretend_memory(allocator: Callable[[], float]) -> None:
     """Without a card: the trainer decides as if it had one with so many bytes for tensors."""
-    from onecard.train import engine, parking, refit
+    from onecard.train import engine, parking
     from onecard.train.fit import open_fit, process_bytes
 
     def told(question: Any, *, on_card: bool) -> Any:
@@ -143,8 +143,7 @@ def pretend_memory(allocator: Callable[[], float]) -> None:
         return open_fit(asked, on_card=True)
 
     setattr(engine, "open_fit", told)  # noqa: B010 - for mypy
-    for room in (refit, parking):
-        setattr(room, "allocator_bytes", lambda *arguments: allocator())  # noqa: B010
+    setattr(parking, "allocator_bytes", lambda *arguments: allocator())  # noqa: B010
 
 
 class Watched:

@@ -124,7 +124,7 @@ def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
             unpark(run, run.parked or park(run), setting)
             return
         except Exception as error:
-            if not _ran_out(error) or run.fit.down(step, _there(run)) is None:
+            if not _ran_out(error) or run.fit.down(step, free_for_tensors(run)) is None:
                 raise
             if run.parked is not None:
                 _let_go(run, run.parked)
@@ -222,8 +222,7 @@ def take_card(run: Run, needs: float, *, smaller_too: bool) -> str | None:
         if problem is None:
             return None
         short = short or problem
-        there = _there(run)
-        if not smaller_too or fit.down(step, there) in (None, setting):
+        if not smaller_too or fit.down(step, free_for_tensors(run)) in (None, setting):
             bring_back()
             return short
         needs = fit.choice.bill.need
@@ -235,10 +234,10 @@ def _problem_with(run: Run, needs: float) -> str | None:
     Asked for beforehand: a run that takes what it can get fails at its first step instead, or makes the other
     program fail, and where the driver moves memory to the host nothing fails and all is slow.
     """
-    there, setting, state = _there(run), run.fit.setting, run.parked
+    free, setting, state = free_for_tensors(run), run.fit.setting, run.parked
     assert state is not None
-    if there is not None and there < needs:
-        return f"{needs / GIB:.2f} GiB are needed, {max(there, 0) / GIB:.2f} GiB are free"
+    if free is not None and free < needs:
+        return f"{needs / GIB:.2f} GiB are needed, {max(free, 0) / GIB:.2f} GiB are free"
     try:
         _carry_out(run, setting)
         unpark(run, state, setting)
@@ -252,6 +251,6 @@ def _problem_with(run: Run, needs: float) -> str | None:
         return problem
 
 
-def _there(run: Run) -> float | None:
+def free_for_tensors(run: Run) -> float | None:
     """What tensors may take of the card now; None on a CPU."""
     return allocator_bytes(run.device, run.config.vram_limit, reserve_of(run.config, run.device))

@@ -21,7 +21,6 @@ from onecard.run.pause import PauseRequest
 from onecard.train.fit import Fit
 from onecard.train.journal import Journal
 from onecard.train.memory import (
-    allocator_bytes,
     allocator_retries,
     cap_memory,
     forget,
@@ -33,6 +32,7 @@ from onecard.train.memory import (
 from onecard.train.neighbours import look_at, spilling_platform, told_about
 from onecard.train.parking import (
     as_user_error,
+    free_for_tensors,
     left_on_card,
     needed_by,
     put_in_place,
@@ -134,7 +134,7 @@ class Refit:
         before, peak = self.fit.choice, peak_memory_gib(run.device)
         forget(error)
         run.stepper.release()
-        if self.fit.down(step, self._there()) is None:
+        if self.fit.down(step, free_for_tensors(run)) is None:
             return False
         self._stage = None
         change_setting(run, step)
@@ -262,7 +262,7 @@ class Refit:
         self._looked = time.monotonic()
         if self._stage is not None:
             return self._judge(self._stage)
-        there = self._there()
+        there = free_for_tensors(run)
         # On a CPU nothing is faster than what was asked for; only what was given up may come back.
         if there is None and self.fit.as_given:
             return False
@@ -307,11 +307,6 @@ class Refit:
 
     def _bear(self, setting: Setting) -> None:
         self._bearable[setting] = self.run.position.step + _BORNE
-
-    def _there(self) -> float | None:
-        """What tensors may take of the card now; None on a CPU."""
-        config, device = self.run.config, self.run.device
-        return allocator_bytes(device, config.vram_limit, reserve_of(config, device))
 
     def _measured_share(self, now: Choice) -> float:
         """The present setting's measured peak over the predicted one."""

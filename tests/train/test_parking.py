@@ -271,7 +271,7 @@ def test_memory_that_is_not_there_is_not_taken_bit_by_bit(
     run = open_run(config())
     parking_module.park(run)
     need, there = run.fit.choice.bill.need, [0.0]
-    monkeypatch.setattr(parking_module, "_there", lambda run: there[0])
+    monkeypatch.setattr(parking_module, "free_for_tensors", lambda run: there[0])
     setting, built = run.fit.setting, full_while(monkeypatch, lambda: False)
     short = parking_module.take_card(run, need, smaller_too=True)
     assert short == f"{need / GIB:.2f} GiB are needed, 0.00 GiB are free"

@@ -243,7 +243,7 @@ class PretendCard:
             return open_fit(told, on_card=True)
 
         monkeypatch.setattr(engine_module, "open_fit", opened)
-        monkeypatch.setattr(refit_module, "allocator_bytes", lambda *arguments: then_gib * GIB)
+        monkeypatch.setattr(refit_module, "free_for_tensors", lambda run: then_gib * GIB)
         monkeypatch.setattr(refit_module, "_CLIMB_EVERY", 4)
         monkeypatch.setattr(start_module, "choose_dtype", lambda requested, device: ("float64", ""))
 
