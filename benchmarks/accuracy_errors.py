@@ -62,7 +62,8 @@ def recompute(results: Row, kind: str = "card") -> list[Row]:
     launch cost right before a configuration was timed says nothing about how long that took (docs/speed.md).
     """
     found = []
-    launch_us = statistics.median(call["bench"]["launch_us"] for call in results["calls"])
+    timed = (call["bench"] for call in results["calls"] if call["bench"] is not None)
+    launch_us = statistics.median(bench["launch_us"] for bench in timed)
     for row in results["rows"]:
         if "error" in row:
             continue
@@ -130,7 +131,8 @@ def report(results: Row, worst: int | None, kind: str) -> None:
     """The table on stdout: all rows, or the worst by each quantity."""
     rows = recompute(results, kind)
     for call in results["calls"]:
-        bench = call["bench"]
+        if (bench := call["bench"]) is None:
+            continue
         print(
             f"{call['card']}, torch {call['torch']}, {call['date']}: matmul {call['matmul_tflops']} TFLOPS, "
             f"launch {bench['launch_us']:.2f} us, to the card {bench['h2d_gbps']:.1f} and back "

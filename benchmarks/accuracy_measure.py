@@ -194,12 +194,16 @@ class Steps:
         return found
 
     def peaks(self) -> dict[str, int | None]:
-        """Bytes since the last reset. What a graph holds counts, though the allocator calls it free."""
+        """Bytes since the last reset. What a graph holds counts, though the allocator calls it free.
+
+        A graph's matmul workspaces are in both figures, so their sum may be more than there is.
+        """
         if not self.cuda:
             return {"allocated": None, "reserved": None}
         allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         if self.stepper.replay is not None:
-            allocated = max(allocated, torch.cuda.memory_allocated() + self.stepper.replay.held_bytes)
+            held = torch.cuda.memory_allocated() + self.stepper.replay.held_bytes
+            allocated = max(allocated, min(held, reserved))
         return {"allocated": allocated, "reserved": reserved}
 
     def graph_problem(self) -> str | None:

@@ -14,7 +14,7 @@ start    seconds that choosing a setting adds before the first step             
 pause    seconds from --pause to free memory, and the same curve as without                            130
 caps     the same config in less and less memory: loss, learning rates and data as without a cap       370
 sweep    all exact settings worth a try and some others, a few steps each: was the trainer's choice
-         the fastest that fits? (beside what is in the file of part caps)                              480
+         the fastest that fits? (beside what is in the file of part caps)                              310
 inject   100 OutOfMemoryErrors in all places where they can happen (tiny: 36)                          290
 ballast  another process fills the card, takes memory and gives it back while the trainer runs         230
 
@@ -35,7 +35,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,11 @@ from fit_parts import (  # noqa: E402
     check,
     judge_caps,
     judge_start,
-    judge_sweep,
     start_jobs,
-    sweep_jobs,
 )
 from fit_runs import PULSE, Row, tiny_data  # noqa: E402
-from processes import in_own_process  # noqa: E402
+from fit_sweep import judge_sweep, sweep_jobs  # noqa: E402
+from processes import in_own_process, side_by_side  # noqa: E402
 
 Jobs = Callable[[argparse.Namespace], dict[str, Job]]
 Judge = Callable[[argparse.Namespace, Rows, dict[str, Rows]], list[Check]]
@@ -80,6 +79,8 @@ PARTS: dict[str, tuple[Jobs, Judge]] = {
     "inject": (inject_jobs, judge_inject),
     "ballast": (ballast_jobs, judge_ballast),
 }
+# Their jobs get ready side by side, and take turns by themselves. All at once: each waits for the others.
+TOGETHER = {"sweep"}
 ABOUT = (
     "Caps are bytes for tensors, as torch's allocator counts them (peak reserved is its figure). CUDA's own "
     "context, libraries and kernels come on top and differ from card to card: a process needs that much more "
@@ -164,6 +165,23 @@ def show(checks: list[Check]) -> None:
     print(f"{len(checks) - failed} of {len(checks)} requirements met")
 
 
+def not_there(rows: Rows, name: str) -> bool:
+    there = rows.get(name, {"error": "not run"})
+    return "error" in there or bool(there.get("unmeasured"))
+
+
+def work_of(options: argparse.Namespace, job: Job) -> Callable[[], Row]:
+    return partial(safely, partial(watched, job.work), not options.tiny)
+
+
+def run_together(options: argparse.Namespace, jobs: dict[str, Job]) -> Iterator[tuple[str, Row]]:
+    names, started = list(jobs), time.monotonic()
+    limit = min(max((job.limit for job in jobs.values()), default=0.0), options.limit_seconds)
+    works = [work_of(options, job) for job in jobs.values()]
+    for number, row in side_by_side(works, len(works), limit):
+        yield names[number], row | {"took": round(time.monotonic() - started, 1)}
+
+
 def run_all(options: argparse.Namespace) -> Row:
     began = time.monotonic()
     results: Row = {
@@ -188,31 +206,37 @@ def run_all(options: argparse.Namespace) -> Row:
     ready = in_own_process(partial(safely, partial(prepare_data, options), False), options.limit_seconds)
     if "error" in ready:
         raise SystemExit(f"error: the data could not be prepared: {ready['error']}\n{ready.get('trace', '')}")
+
+    def keep(part: str, name: str, row: Row) -> None:
+        if trace := row.pop("trace", None):
+            print(trace, file=sys.stderr)
+        for key in ("card", "torch"):
+            results[key] = row.pop(key, results.get(key))
+        rows.setdefault(part, {})[name] = row
+        told = row.get("error") or " ".join(
+            f"{key}={row[key]}" for key in ("setting", "tokens_per_s", "val_loss", "refits") if key in row
+        )
+        print(f"[{time.monotonic() - began:5.0f} s] {part}, {name}: {told}", file=sys.stderr, flush=True)
+        results["checks"] = judged(options, rows)
+        write(options.out, results)
+
     for part in options.parts:
-        for name, job in PARTS[part][0](options).items():
-            there = rows.get(part, {}).get(name)
-            if there is not None and "error" not in there and not there.get("unmeasured"):
-                continue
+        waiting = {
+            name: job for name, job in PARTS[part][0](options).items() if not_there(rows.get(part, {}), name)
+        }
+        if part in TOGETHER:
+            for name, row in run_together(options, waiting):
+                keep(part, name, row)
+            continue
+        for name, job in waiting.items():
             if needless(rows.get(part, {}), name):
                 continue
             if time.monotonic() - began + job.seconds > options.budget_seconds:
                 print(f"not started within the budget: {part}, {name}", file=sys.stderr)
                 continue
             started = time.monotonic()
-            work = partial(safely, partial(watched, job.work), not options.tiny)
-            row = in_own_process(work, min(job.limit, options.limit_seconds))
-            row["took"] = round(time.monotonic() - started, 1)
-            if trace := row.pop("trace", None):
-                print(trace, file=sys.stderr)
-            for key in ("card", "torch"):
-                results[key] = row.pop(key, results.get(key))
-            rows.setdefault(part, {})[name] = row
-            told = row.get("error") or " ".join(
-                f"{key}={row[key]}" for key in ("setting", "tokens_per_s", "val_loss", "refits") if key in row
-            )
-            print(f"[{time.monotonic() - began:5.0f} s] {part}, {name}: {told}", file=sys.stderr, flush=True)
-            results["checks"] = judged(options, rows)
-            write(options.out, results)
+            row = in_own_process(work_of(options, job), min(job.limit, options.limit_seconds))
+            keep(part, name, row | {"took": round(time.monotonic() - started, 1)})
     results["checks"] = judged(options, rows)
     write(options.out, results)
     return results

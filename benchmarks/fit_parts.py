@@ -1,24 +1,19 @@
-"""Parts caps, sweep and start of benchmarks/fit.py: was the setting chosen the right one?"""
+"""Parts caps and start of benchmarks/fit.py: the same run in less memory, and what it takes to begin it."""
 
 from __future__ import annotations
 
 import argparse
-import gc
-import random
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fit_runs import GIB, PULSE, Row, Watched, caps_of, config_of, pretend_memory, question_of
+from fit_runs import GIB, Row, Watched, caps_of, config_of, pretend_memory
 
 Rows = dict[str, Row]  # of one part, by job
 Check = dict[str, Any]
-# Those first that runs under caps are most likely to have.
-MICRO_BATCHES = (16, 8, 4, 32, 64, 2, 1)
 CLOSE = 0.01  # nats
 FAST = 0.95
 # In the tiny mode speeds are those of a toy on a busy machine: the paths run, the figures say nothing.
@@ -121,203 +116,6 @@ def judge_caps(options: argparse.Namespace, rows: Rows, others: dict[str, Rows])
             check(f"{name}: validation loss beside the uncapped run's", f"within {CLOSE}",
                   f"{apart:.5f} apart; training curves at most {curve:.5f}", apart <= CLOSE),
         ]  # fmt: skip
-    return found
-
-
-# --- sweep
-def sweep_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    return {f"micro-batch {size}": Job(partial(sweep, options, size), 80) for size in MICRO_BATCHES}
-
-
-def worth_measuring(options: argparse.Namespace, question: Any) -> tuple[list[Any], list[Any], int]:
-    """Settings that the planner lets into some cap (or nearly), not far slower than its best one there; some
-    of the others, drawn at random, or a setting that is faster than predicted would never be found out; and
-    how many there are in all."""
-    from onecard.plan.search import settings
-
-    every = [question.answer(s) for s in settings(question.config, question.shape)]
-    every = [choice for choice in every if choice.setting.exact]
-    caps = [cap * GIB for cap in caps_of(options).values()]
-    nearly = 1.0 if options.tiny else 1.03
-    kept: list[Any] = []
-    for cap in caps:
-        fitting = [choice for choice in every if choice.bill.need <= nearly * cap]
-        best = max((choice.tokens_per_s for choice in fitting if choice.bill.need <= cap), default=0.0)
-        kept += [c for c in fitting if c.tokens_per_s >= (1 - options.slower) * best and c not in kept]
-    others = [choice for choice in every if choice not in kept and choice.bill.need <= max(caps)]
-    drawn = random.Random(options.seed).sample(others, min(options.sweep_drawn, len(others)))
-    return kept, drawn, len(every)
-
-
-def sweep(options: argparse.Namespace, size: int) -> Row:
-    """All settings of one micro-batch in one process: as a run does that changes its setting."""
-    import torch
-
-    from onecard.data.batches import Sequences
-    from onecard.data.bins import open_split
-    from onecard.data.prefetch import Prefetcher
-    from onecard.train import engine, memory, start
-
-    ends = time.monotonic() + 0.9 * sweep_jobs(options)[f"micro-batch {size}"].limit
-    if not options.tiny:
-        memory.use_expandable_segments()
-    question = question_of(options)
-    config, shape, dtype = question.config, question.shape, question.dtype
-    cuda, device = not options.tiny, options.device
-    torch.set_float32_matmul_precision("high")
-    kept, drawn, every = worth_measuring(options, question)
-    row: Row = {"settings": [], "unmeasured": [], "kept": len(kept), "drawn": len(drawn), "of": every}
-    mine = sorted((c for c in kept if c.setting.micro_batch == size), key=lambda c: -c.tokens_per_s)
-    mine += [choice for choice in drawn if choice.setting.micro_batch == size]
-    if not mine:
-        return row
-    model = start._fresh_model(shape, config)
-    model.attention_kernel = engine.choose_kernel(shape, config, device, dtype)
-    weights = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    data = open_split(Path("data") / config.dataset, "train", shape.block_size, shape.vocab_size)
-    sequences = Sequences(data, shape.block_size, config.seed)
-    stepper: Any = None
-    with Prefetcher(
-        sequences, sequences.start(), step_sequences=config.sequences_per_step, micro_batch=size,
-        device=device,
-    ) as batches:  # fmt: skip
-        for choice in mine:
-            if time.monotonic() > ends:
-                row["unmeasured"].append(choice.setting.words())
-                continue
-            stepper = None
-            model.use_weights({name: tensor.clone() for name, tensor in weights.items()})
-            model.forget_totals()
-            gc.collect()
-            if cuda:
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-            told: Row = {"setting": choice.setting.words(), "loss_chunk": choice.setting.loss_chunk,
-                         "drawn": choice in drawn, "predicted_need_gib": choice.bill.need / GIB,
-                         "predicted_tokens_per_s": round(choice.tokens_per_s)}  # fmt: skip
-            row["settings"].append(told)
-            try:
-                model.recompute, model.loss_chunk = choice.setting.recompute, choice.setting.loss_chunk
-                if config.compile and not model.compiled:
-                    model.compile_parts()
-                stepper = engine.new_stepper(
-                    model, config, choice.setting, device, dtype, compiled=model.compiled
-                )
-                told["tokens_per_s"] = measured_speed(stepper, batches, config, options.sweep_steps)
-            except Exception as error:
-                told["error"] = (str(error).splitlines() or [type(error).__name__])[0][:160]
-                memory.forget(error)
-            if cuda:
-                told["peak_reserved_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 3)
-                told["allocator_retries"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
-                told["peak_allocated_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 3)
-                if "error" not in told:
-                    least = min(told["peak_allocated_gib"], told["predicted_need_gib"])
-                    told["under_caps"] = [
-                        under_cap(options, cap, choice, stepper, batches)
-                        for cap in sorted(options.caps)
-                        if least <= cap < told["peak_reserved_gib"]
-                    ]
-    return row
-
-
-def under_cap(options: argparse.Namespace, cap: float, choice: Any, stepper: Any, batches: Any) -> Row:
-    """Does it run in less than it takes where nothing is short? The allocator keeps more then than it needs.
-
-    As a run under that cap would: micro-batches are recorded only where there is room for it.
-    """
-    import torch
-
-    from onecard.train import engine, memory
-    from onecard.train.fit import process_bytes
-
-    config, setting = choice.question.config, choice.setting
-    there = replace(choice.question, allowed=process_bytes(cap * GIB)).answer(setting)
-    told: Row = {"cap": cap, "ran": False}
-    stepper.release()
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(cap * GIB / torch.cuda.mem_get_info()[1])
-    try:
-        room, compiled = there.has_room_to_record, stepper.model.compiled
-        stepper.record(engine.graphs_of(config, setting, options.device, compiled=compiled, room=room))
-        told["tokens_per_s"] = measured_speed(stepper, batches, config, max(2, options.sweep_steps // 2))
-        told["ran"] = True
-    except Exception as error:
-        if not memory.is_out_of_memory(error):
-            told["error"] = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        memory.forget(error)
-    finally:
-        stepper.release()
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    return told
-
-
-def measured_speed(stepper: Any, batches: Any, config: Any, steps: int) -> int:
-    """Tokens a second, after steps in which kernels are compiled and micro-batches recorded."""
-    seconds = [timed_step(stepper, batches, config) for _ in range(3 + steps)][3:]
-    return round(config.tokens_per_step / statistics.median(seconds))
-
-
-def timed_step(stepper: Any, batches: Any, config: Any) -> float:
-    import torch
-
-    from onecard.optim.schedule import rates
-
-    PULSE.beat()
-    began = time.perf_counter()
-    stepper.run(batches.next_step().micros, rates(1, config))
-    if config.device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
-def speed_at(setting: Row, cap: float) -> float | None:
-    """Tokens a second in so many GiB; None where it does not run in that, as far as is known."""
-    if setting["peak_reserved_gib"] <= cap:
-        return float(setting["tokens_per_s"])
-    ran = (float(t["tokens_per_s"]) for t in setting.get("under_caps", []) if t["cap"] == cap and t["ran"])
-    return next(ran, None)
-
-
-def predicted_speed_at(setting: Row, cap: float) -> float | None:
-    """Where there is no card to run out of."""
-    return float(setting["predicted_tokens_per_s"]) if setting["predicted_need_gib"] <= cap else None
-
-
-def judge_sweep(options: argparse.Namespace, rows: Rows, others: dict[str, Rows]) -> list[Check]:
-    """Beside what the trainer reached in part caps; figures in predicted speeds where there is no card."""
-    speed = "predicted_tokens_per_s" if options.tiny else "tokens_per_s"
-    speed_of = predicted_speed_at if options.tiny else speed_at
-    measured = [s for row in rows.values() for s in row["settings"] if "tokens_per_s" in s]
-    unmeasured = [name for row in rows.values() for name in row["unmeasured"]]
-    failed = [s["setting"] for row in rows.values() for s in row["settings"] if "error" in s]
-    failed += [f"{s['setting']} under {t['cap']:g} GiB" for s in measured for t in s.get("under_caps", [])
-               if "error" in t]  # fmt: skip
-    missing = [*unmeasured, *failed]
-    first = next(iter(rows.values()))
-    what = (
-        f"of {first['of']} exact settings {first['kept']} worth measuring (not predicted to be "
-        f"{options.slower:.0%} slower than the best under every cap) and {first['drawn']} of the others"
-    )
-    wanted = first["kept"] + first["drawn"]
-    found = [check(what, f"{wanted} measured", missing or len(measured),
-                   not missing and len(measured) == wanted)]  # fmt: skip
-    for name, cap in caps_of(options).items():
-        what = f"{name}: tokens/s beside the best setting measured" + (STAND_IN if options.tiny else "")
-        row = others.get("caps", {}).get(name)
-        fitting = [(at, s["setting"]) for s in measured if (at := speed_of(s, cap)) is not None]
-        if row is None or not fitting:
-            why = "no run of part caps to compare" if row is None else "no setting that runs in that"
-            found.append(check(what, f"at least {FAST}", why, False))
-            continue
-        best, best_setting = max(fitting)
-        ratio = row[speed] / best
-        text = (
-            f"{ratio:.3f}: {row[speed]:,} with {row['setting']}; {best:,.0f} with {best_setting} "
-            f"(best of {len(fitting)})"
-        )
-        found.append(check(what, f"at least {FAST}", text, ratio >= FAST))
     return found
 
 

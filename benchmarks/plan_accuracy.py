@@ -94,6 +94,8 @@ class Run:
             self.results = json.loads(options.out.read_text())
         self.rows: list[Row] = self.results["rows"]
         self.call = call_of(options)
+        if options.caps:
+            self.call["bench"] = None  # nothing is timed, so that others may run beside it
         self.out: Path = (
             options.out or HERE / "results" / f"plan_accuracy_{card_slug(self.call['card'])}.json"
         )

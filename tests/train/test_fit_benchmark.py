@@ -78,7 +78,7 @@ def test_a_cpu_cannot_stand_in_for_a_card(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    names = ("fit", "fit_parts", "fit_disturbed", "fit_runs", "fit_trouble")
+    names = ("fit", "fit_parts", "fit_sweep", "fit_disturbed", "fit_runs", "fit_trouble")
     return {name: importlib.import_module(name) for name in names}
 
 
@@ -130,7 +130,7 @@ def sweep_rows(*settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_sweep_counts_what_runs_under_a_cap(bench: dict[str, Any]) -> None:
-    judge = bench["fit_parts"].judge_sweep
+    judge = bench["fit_sweep"].judge_sweep
     caps = {"caps": {"11 GiB": capped_row(11.0), "2 GiB": capped_row(2.0, tokens_per_s=50)}}
     small = {"setting": "small", "tokens_per_s": 50, "peak_reserved_gib": 1.5}
     tight = {"setting": "tight", "tokens_per_s": 100, "peak_reserved_gib": 2.01}
@@ -212,7 +212,7 @@ def test_a_setting_is_tried_under_a_cap_that_is_lifted_again(
     bench: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    parts, runs, shares = bench["fit_parts"], bench["fit_runs"], list[float]()
+    parts, runs, shares = bench["fit_sweep"], bench["fit_runs"], list[float]()
     options = Namespace(tiny=True, eager=True, device="cpu", dataset="none", work=tmp_path, seed=1,
                         sweep_steps=4)  # fmt: skip
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100 * 2**30))
