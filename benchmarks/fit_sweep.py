@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import random
-import statistics
 import time
 from dataclasses import replace
 from functools import partial
@@ -92,53 +91,63 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
             model.compile_parts()
         return engine.new_stepper(model, config, choice.setting, device, dtype, compiled=model.compiled)
 
-    with Prefetcher(
-        sequences, sequences.start(), step_sequences=config.sequences_per_step, micro_batch=size,
-        device=device,
-    ) as batches:  # fmt: skip
-        ready: dict[Any, Row] = {}
-        for choice in mine:
-            stepper, its = None, ready.setdefault(choice.setting, {})
-            try:
-                stepper = begin(choice)
-                for _ in range(WARM_UP):
-                    timed_step(stepper, batches, config, patience=2.5)
-            except Exception as error:
-                its["error"] = (str(error).splitlines() or [type(error).__name__])[0][:160]
-                memory.forget(error)
-            its |= peaks_gib() if cuda else {}
-        stepper = None
-        PULSE.rest()
-        turns.alone()
-        ends = time.monotonic() + 0.9 * sweep_jobs(options)[f"micro-batch {size}"].limit
-        for choice in mine:
-            if time.monotonic() > ends:
-                row["unmeasured"].append(choice.setting.words())
-                continue
-            stepper, its = None, ready[choice.setting]
-            told: Row = {"setting": choice.setting.words(), "loss_chunk": choice.setting.loss_chunk,
-                         "drawn": choice in drawn, "predicted_need_gib": choice.bill.need / GIB,
-                         "predicted_tokens_per_s": round(choice.tokens_per_s), **its}  # fmt: skip
-            row["settings"].append(told)
-            try:
-                if "error" not in told:
-                    stepper = begin(choice)
-                    told["tokens_per_s"] = measured_speed(stepper, batches, config, options.sweep_steps)
-            except Exception as error:
-                told["error"] = (str(error).splitlines() or [type(error).__name__])[0][:160]
-                memory.forget(error)
-            if cuda:
-                # Of both times: in the first, kernels were tried out too.
-                told |= {key: max(told.get(key, 0.0), now) for key, now in peaks_gib().items()}
-                told["allocator_retries"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
-                if "error" not in told:
-                    least = min(told["peak_allocated_gib"], told["predicted_need_gib"])
-                    told["under_caps"] = [
-                        under_cap(options, cap, choice, stepper, batches)
-                        for cap in sorted(options.caps)
-                        if least <= cap < told["peak_reserved_gib"]
-                    ]
+    def new_batches() -> Prefetcher:
+        """For a setting each: one that ran out leaves a step half taken."""
+        return Prefetcher(
+            sequences, sequences.start(), step_sequences=config.sequences_per_step, micro_batch=size,
+            device=device,
+        )  # fmt: skip
+
+    ready: dict[Any, Row] = {}
+    for choice in mine:
+        stepper, its = None, ready.setdefault(choice.setting, {})
+        try:
+            stepper = begin(choice)
+            with new_batches() as batches:
+                timed_steps(stepper, batches, config, WARM_UP, patience=2.5)
+        except Exception as error:
+            its["error"] = first_words(error)
+            memory.forget(error)
+        its |= peaks_gib() if cuda else {}
+    stepper = None
+    PULSE.rest()
+    turns.alone()
+    ends = time.monotonic() + 0.9 * sweep_jobs(options)[f"micro-batch {size}"].limit
+    for choice in mine:
+        if time.monotonic() > ends:
+            row["unmeasured"].append(choice.setting.words())
+            continue
+        stepper, its = None, ready[choice.setting]
+        told: Row = {"setting": choice.setting.words(), "loss_chunk": choice.setting.loss_chunk,
+                     "drawn": choice in drawn, "predicted_need_gib": choice.bill.need / GIB,
+                     "predicted_tokens_per_s": round(choice.tokens_per_s), **its}  # fmt: skip
+        row["settings"].append(told)
+        if "error" in told:
+            continue
+        try:
+            stepper = begin(choice)
+            told["tokens_per_s"] = measured_speed(stepper, new_batches, config, options.sweep_steps)
+        except Exception as error:
+            told["error"] = first_words(error)
+            memory.forget(error)
+        if cuda:
+            # Of both times: in the first, kernels were tried out too.
+            told |= {key: max(told.get(key, 0.0), now) for key, now in peaks_gib().items()}
+            told["allocator_retries"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+            if "error" not in told:
+                replay = stepper.replay
+                told["recorded"] = replay is not None and replay.held_bytes > 0
+                least = min(told["peak_allocated_gib"], told["predicted_need_gib"])
+                told["under_caps"] = [
+                    under_cap(options, cap, choice, stepper, new_batches)
+                    for cap in sorted(options.caps)
+                    if least <= cap < told["peak_reserved_gib"]
+                ]
     return row
+
+
+def first_words(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
 def peaks_gib() -> Row:
@@ -148,7 +157,7 @@ def peaks_gib() -> Row:
     return {"peak_reserved_gib": round(reserved / GIB, 3), "peak_allocated_gib": round(allocated / GIB, 3)}
 
 
-def under_cap(options: argparse.Namespace, cap: float, choice: Any, stepper: Any, batches: Any) -> Row:
+def under_cap(options: argparse.Namespace, cap: float, choice: Any, stepper: Any, new_batches: Any) -> Row:
     """Does it run in less than it takes where nothing is short? The allocator keeps more then than it needs.
 
     As a run under that cap would: micro-batches are recorded only where there is room for it.
@@ -168,11 +177,11 @@ def under_cap(options: argparse.Namespace, cap: float, choice: Any, stepper: Any
     try:
         room, compiled = there.has_room_to_record, stepper.model.compiled
         stepper.record(engine.graphs_of(config, setting, options.device, compiled=compiled, room=room))
-        told["tokens_per_s"] = measured_speed(stepper, batches, config, max(2, options.sweep_steps // 2))
+        told["tokens_per_s"] = measured_speed(stepper, new_batches, config, options.sweep_steps)
         told["ran"] = True
     except Exception as error:
         if not memory.is_out_of_memory(error):
-            told["error"] = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            told["error"] = first_words(error)
         memory.forget(error)
     finally:
         stepper.release()
@@ -180,23 +189,28 @@ def under_cap(options: argparse.Namespace, cap: float, choice: Any, stepper: Any
     return told
 
 
-def measured_speed(stepper: Any, batches: Any, config: Any, steps: int) -> int:
-    """Tokens a second, after the first steps."""
-    seconds = [timed_step(stepper, batches, config) for _ in range(WARM_UP + steps)][WARM_UP:]
-    return round(config.tokens_per_step / statistics.median(seconds))
+def measured_speed(stepper: Any, new_batches: Any, config: Any, steps: int) -> int:
+    """Tokens a second after the first steps, by the better of two times: a host that is busy with something
+    else makes it slower, nothing makes it faster."""
+    with new_batches() as batches:
+        timed_steps(stepper, batches, config, WARM_UP)
+        seconds = min(timed_steps(stepper, batches, config, steps) for _ in range(2))
+    return round(config.tokens_per_step / seconds)
 
 
-def timed_step(stepper: Any, batches: Any, config: Any, patience: float = 1.0) -> float:
+def timed_steps(stepper: Any, batches: Any, config: Any, steps: int, patience: float = 1.0) -> float:
+    """Seconds of each of so many, with the card waited for as seldom as the trainer does."""
     import torch
 
     from onecard.optim.schedule import rates
 
-    PULSE.beat(patience)
     began = time.perf_counter()
-    stepper.run(batches.next_step().micros, rates(1, config))
+    for _ in range(steps):
+        PULSE.beat(patience)
+        stepper.run(batches.next_step().micros, rates(1, config))
     if config.device.startswith("cuda"):
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return (time.perf_counter() - began) / steps
 
 
 def speed_at(setting: Row, cap: float) -> float | None:

@@ -11,6 +11,7 @@ recorded again afterwards, which takes as long as one micro-batch without it.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -52,13 +53,17 @@ def host_share(compute: Compute, inputs: Sequence[Tensor]) -> tuple[Tensor, floa
 
 
 class CudaRecording:
-    """`room`: bytes of the card that it takes in one piece before anything else, where that is known.
+    """`room`: bytes of the card that it takes in one piece before anything else.
 
     Under a cap (vram_limit) the allocator asks for room for the whole of a tensor, even where only its end
     would have to be added to what it has, and in a recording it cannot give anything back first.
     """
 
     def __init__(self, compute: Compute, inputs: Sequence[Tensor], room: int = 0) -> None:
+        # However it ends, also half-way. cuBLAS keeps its workspaces, which lie amid the recording's memory,
+        # and the allocator counts how often that has grown: giving back, once the recording is gone, what is
+        # free on both sides of them is more than it has counted, and ends the process (torch 2.11).
+        weakref.finalize(self, free_workspaces).atexit = False
         self._inputs = [t.clone() for t in inputs]
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
@@ -66,7 +71,8 @@ class CudaRecording:
         try:
             # thread_local: the reading thread may pin memory for the next micro-batch meanwhile.
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                torch.empty(room, dtype=torch.uint8, device=stream.device)  # free again at once, and ours
+                if room:
+                    torch.empty(room, dtype=torch.uint8, device=stream.device)  # free at once, and ours
                 self._output = compute(*self._inputs)
         except RuntimeError:
             # A recording that fails while it is ended leaves its own stream behind as the current one, and
@@ -148,9 +154,14 @@ class Replay:
         give_back()
 
 
-def give_back() -> None:
+def free_workspaces() -> None:
     """cuBLAS took room to work in when a pass was recorded, out of the recording's own memory, which would
     stay there for it; the next pass takes its own."""
     if torch.cuda.is_available():
         torch._C._cuda_clearCublasWorkspaces()
+
+
+def give_back() -> None:
+    free_workspaces()
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()

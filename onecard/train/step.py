@@ -17,7 +17,7 @@ from onecard.model.rounding import noise_key
 from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.rules import Rates, Rules, adamw_for_all
-from onecard.plan.bill import micro_batch_bytes, piece_of_recording
+from onecard.plan.bill import micro_batch_bytes, recorded_bytes
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
 from onecard.train.memory import is_capped, measure_afresh, peak_memory_gib
@@ -86,9 +86,11 @@ class Stepper:
         self.replay = Replay(self._loss_of, self._recording, measure) if wanted else None
 
     def _recording(self, compute: Compute, inputs: Sequence[Tensor]) -> CudaRecording:
+        if not is_capped(self.device):
+            return CudaRecording(compute, inputs)  # it grows as it needs to, and holds no more than that
         setting = self._setting_of(len(inputs[0]))
-        piece = piece_of_recording(self.model.shape, setting, self.dtype, self.dropout)
-        return CudaRecording(compute, inputs, piece)
+        room = recorded_bytes(self.model.shape, setting, self.dtype, self.dropout)
+        return CudaRecording(compute, inputs, room)
 
     def _setting_of(self, sequences: int) -> Setting:
         model, storage = self.model, self.optimizer.storage

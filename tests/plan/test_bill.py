@@ -23,7 +23,7 @@ from onecard.plan.bill import (
     checkpoint_bytes,
     host_lines,
     micro_batch_bytes,
-    piece_of_recording,
+    recorded_bytes,
     sampling_bill,
     training_bill,
     workspace,
@@ -81,20 +81,18 @@ def test_a_smaller_last_micro_batch_is_recorded_too() -> None:
     passes = micro_batch_bytes(shape, Setting(8, 1024), "bfloat16", 0.0)
     one, two = bill(16).graph_bytes, bill(12).graph_bytes
     assert two - one == pytest.approx(passes + one, abs=64 * MIB), "as the first, it keeps more than it takes"
-    piece = piece_of_recording(shape, Setting(8, 1024), "bfloat16", 0.0)
-    assert passes - 64 * MIB < piece < two - one, "most of it is taken in one piece"
+    assert recorded_bytes(shape, Setting(8, 1024), "bfloat16", 0.0) == two - one
     assert bill(12).allocated > bill(16).allocated, "less is computed at a time, and more is held"
 
 
-def test_the_first_step_needs_less_beside_its_peak() -> None:
+def test_the_first_step_has_a_peak_and_a_margin_of_its_own() -> None:
     """GPT-2 124M with block recompute: kernels are tried out at 12 MiB above every later step's peak."""
     setting = Setting(16, 4096, "block")
     bill = training_bill(GPT2Shape(12, 12, 768, 50304, 1024, False), setting, compute_capability=H200)
     assert bill.worst.name == TRYING_OUT
     assert 0 < bill.allocated - bill.steady < 20 * MIB
-    beside = bill.need - bill.allocated
-    assert beside < bill.need - bill.steady == 96 * MIB
-    assert beside >= 84 * MIB, "what the grid has been tried with"
+    assert bill.need - bill.allocated >= 108 * MIB, "with 84 one of six ran out, by up to 24"
+    assert bill.need > bill.steady + 96 * MIB
 
 
 def test_all_kinds_of_runs_are_among_them() -> None:

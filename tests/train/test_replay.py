@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +26,7 @@ from onecard.plan.lines import total
 from onecard.plan.settings import Setting
 from onecard.shapes import GPT2Shape
 from onecard.train.engine import graphs_of
-from onecard.train.replay import Replay
+from onecard.train.replay import CudaRecording, Replay
 from onecard.train.step import Stepper
 
 SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=16, bias=False)
@@ -166,13 +170,15 @@ def test_steps_are_the_same_replayed(storage: Storage, dropout: float) -> None:
 
 
 def test_a_recording_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is billed, whatever its size, but for 96 MiB: under a cap it could not get it bit by bit."""
+    """As it is billed, whatever its size: under a cap it could not get it bit by bit. Else it grows."""
     given: dict[int, int] = {}
+    capped = [True]
 
-    def recorder(compute: Callable[..., Tensor], inputs: Sequence[Tensor], room: int) -> Recorder:
+    def recorder(compute: Callable[..., Tensor], inputs: Sequence[Tensor], room: int = 0) -> Recorder:
         given[len(inputs[0])] = room
         return Recorder(compute, inputs)
 
+    monkeypatch.setattr("onecard.train.step.is_capped", lambda device: capped[0])
     monkeypatch.setattr("onecard.train.step.CudaRecording", recorder)
     stepper = Stepper(
         GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.1, grad_clip=1.0, graphs=True
@@ -182,13 +188,85 @@ def test_a_recording_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.Mo
     with Prefetcher(sequences, sequences.start(), step_sequences=11, micro_batch=4) as batches:
         for _ in range(4):
             stepper.run(batches.next_step().micros, Rates(1e-2))
-    assert set(given) == {4, 3}
+        rooms, capped[0] = dict(given), False
+        stepper.release()
+        stepper.run(batches.next_step().micros, Rates(1e-2))
+    assert set(given) == {4, 3} and set(given.values()) == {0}
     assert stepper.replay is not None and stepper.replay.held_bytes == 200
-    for sequences_at_once, room in given.items():
+    for sequences_at_once, room in rooms.items():
         setting = Setting(sequences_at_once, 32, "mlp", compile=False, cuda_graphs=True)
         bill = training_bill(SHAPE, setting, "float32", dropout=0.1)
         kept = bill.steady - total(bill.standing.card) - bill.workspace.bytes
-        assert room == kept - 96 * 2**20
+        assert room == kept
+
+
+class AllocatorModel:
+    """What torch does with a recording's memory, as far as it matters who goes first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.did: list[str] = []
+        model = self
+
+        class Graph:
+            def __init__(self) -> None:
+                model.did.append("graph")
+                weakref.finalize(self, model.did.append, "graph gone")
+
+            def replay(self) -> None: ...
+
+        @contextmanager
+        def capturing(graph: Graph, **named: Any) -> Iterator[None]:
+            model.did.append("recording")
+            yield
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph", capturing)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.did.append("emptied"))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *arguments: 0)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: None)
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(device="cpu"))
+        workspaces = lambda: self.did.append("workspaces freed")  # noqa: E731
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", workspaces, raising=False)
+
+    def since(self, what: str) -> list[str]:
+        return self.did[len(self.did) - self.did[::-1].index(what) :]
+
+
+@pytest.mark.parametrize("how", ["released", "forgotten", "fails half-way"])
+def test_workspaces_are_freed_before_a_recording_goes(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie amid its memory. Emptying the cache while they do, and the recording is gone, cannot be
+    recovered from."""
+    model, passes = AllocatorModel(monkeypatch), list[int]()
+
+    def compute(x: Tensor) -> Tensor:
+        passes.append(1)
+        if how == "fails half-way" and len(passes) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x + 1
+
+    replay: Replay | None = Replay(compute, CudaRecording)
+    assert replay is not None
+    for _ in range(3):
+        replay(torch.ones(2))
+    assert (replay.problem is not None) == (how == "fails half-way")
+    if how == "fails half-way":
+        assert replay.ran_out
+        # A second one ends what the first left behind, and takes nothing.
+        assert model.did.count("graph") == 2
+    elif how == "released":
+        replay.release()
+    else:
+        replay = None
+        gc.collect()
+        torch.cuda.empty_cache()
+    after = model.did[model.did.index("recording") :]
+    assert after.count("graph gone") == model.did.count("graph")
+    gone = max(i for i, did in enumerate(after) if did == "graph gone")
+    assert "workspaces freed" in after[:gone]
+    assert "emptied" not in after[: after.index("workspaces freed")]
+    assert "emptied" in after[gone:]
 
 
 def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +275,7 @@ def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pyte
     capped = [False]
     monkeypatch.setattr("onecard.train.step.is_capped", lambda device: capped[0])
     monkeypatch.setattr(
-        "onecard.train.step.CudaRecording", lambda compute, inputs, room: Recorder(compute, inputs)
+        "onecard.train.step.CudaRecording", lambda compute, inputs, room=0: Recorder(compute, inputs)
     )
     plain = torch.empty
 

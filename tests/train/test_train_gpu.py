@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import math
 from pathlib import Path
 
 import pytest
@@ -172,13 +174,71 @@ def test_replayed_micro_batches_are_the_launched_ones(
                     assert stepper.replay is not None
                     assert stepper.replay.problem is None
                     held = stepper.replay.held_bytes  # of whole micro-batches and of a smaller last one
-                    assert 2 * 128 * 2**20 < held < 2 * 256 * 2**20, "what was asked for in one piece"
+                    assert 0 < held < 2 * 256 * 2**20
                     reserved = torch.cuda.memory_reserved()
                     stepper.release()
                     assert torch.cuda.memory_reserved() < reserved
         return found
 
     assert losses(True) == pytest.approx(losses(False), rel=1e-5)
+
+
+def recorded_stepper(room_mib: int) -> tuple[Stepper, Prefetcher]:
+    """Steps of a small model under a cap that leaves so much beside what its plain passes take."""
+    shape = GPT2Shape(n_layer=4, n_head=4, n_embd=256, vocab_size=8192, block_size=256, bias=False)
+    stepper = Stepper(
+        GPT2.initialised(shape, 3), device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, graphs=True
+    )
+    sequences = Sequences(MemoryTokens(20_000), shape.block_size, seed=7)
+    batches = Prefetcher(sequences, sequences.start(), step_sequences=8, micro_batch=8, device="cuda")
+    for _ in range(2):
+        stepper.run(batches.next_step().micros, Rates(1e-3))
+    torch.cuda.synchronize()
+    stepper.release()
+    torch.cuda.empty_cache()
+    most = torch.cuda.memory_reserved() + (room_mib << 20)
+    torch.cuda.set_per_process_memory_fraction(most / torch.cuda.mem_get_info()[1])
+    return stepper, batches
+
+
+@pytest.mark.parametrize("room_mib", [*range(160, 640, 32), 2048])
+def test_a_recording_that_runs_out_anywhere_goes_on_without(room_mib: int) -> None:
+    """Before its piece, in the middle of it, or not at all; and memory can be given back afterwards."""
+    try:
+        stepper, batches = recorded_stepper(room_mib)
+        with batches:
+            for _ in range(4):
+                try:
+                    result = stepper.run(batches.next_step().micros, Rates(1e-3))
+                except torch.OutOfMemoryError:
+                    assert room_mib < 640, "a plain pass does not fit either"
+                    return
+                assert result is not None and math.isfinite(result.loss.item())
+                torch.cuda.empty_cache()
+        assert stepper.replay is not None
+        assert (stepper.replay.problem is None) == (stepper.replay.held_bytes > 0)
+        assert room_mib < 2048 or stepper.replay.problem is None
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def test_a_recording_may_be_dropped_without_a_word() -> None:
+    """By an error, by another setting: its memory, with matmul workspaces amid it, is taken back."""
+    try:
+        stepper, batches = recorded_stepper(2048)
+        with batches:
+            for _ in range(3):
+                for _ in range(3):
+                    assert stepper.run(batches.next_step().micros, Rates(1e-3)) is not None
+                assert stepper.replay is not None and stepper.replay.held_bytes
+                stepper.record(True)
+                gc.collect()
+                torch.cuda.empty_cache()
+                assert torch.cuda.memory_reserved() < torch.cuda.memory_allocated() + (96 << 20)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_how_busy_the_host_is() -> None:
