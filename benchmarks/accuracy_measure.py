@@ -49,6 +49,7 @@ from onecard.train.step import Stepper
 
 _TOKENS = 2**21
 _HARDLY_MORE = 24 * 2**20  # than is allocated: the allocator's grain
+_GROUPS = 5  # in which steps are timed: what happens in one does not count
 _PATIENCE = 12  # steps in which fp16's loss scale is found
 
 
@@ -139,6 +140,14 @@ class Steps:
         handed = time.perf_counter() - began
         self.done += 1
         return self.wait() - began, handed
+
+    def without_waiting(self, steps: int) -> float:
+        """Seconds of each of so many, handed out one after the other, as the trainer does."""
+        began = self.wait()
+        for _ in range(steps):
+            self.stepper.run(self.batches.next_step().micros, rates_at(self.done, self.config))
+            self.done += 1
+        return (self.wait() - began) / steps
 
     def warm_up(self, steps: int) -> list[float]:
         """More where fp16's loss scale is still too large: such a step leaves out its update."""
@@ -250,14 +259,18 @@ def measure(
         turns.alone()
         began = time.monotonic()
         warm += steps.warm_up(AFTER_WAITING)
-        both = [steps.step() for _ in range(timed_steps(case, expected))]
+        count = timed_steps(case, expected)
+        together = max(1, count // _GROUPS)
+        each = [steps.without_waiting(together) for _ in range(count // together)]
+        handed = [steps.step()[1] for _ in range(3)]
         assert (problem := steps.graph_problem()) is None, problem
         row: Row = {
             "measured": {
                 **steps.peaks(),
-                "seconds": statistics.median(seconds for seconds, _ in both),
-                "each": [round(seconds, 6) for seconds, _ in both],
-                "handed_out": round(statistics.median(handed for _, handed in both), 6),
+                "seconds": statistics.median(each),
+                "each": [round(seconds, 6) for seconds in each],
+                "steps_of_each": together,
+                "handed_out": round(statistics.median(handed), 6),
                 "warm_up": [round(seconds, 4) for seconds in warm],
                 "update": round(steps.update_alone(), 6),
                 "kernels": steps.census(),

@@ -3,7 +3,8 @@
     python benchmarks/plan_accuracy.py --list                      (the grid, and the time it will take)
     python benchmarks/plan_accuracy.py --out FILE.json --resume    (measure what FILE does not have yet)
         --lanes 4                (build and compile 4 at a time; measuring is one by one all the same)
-        --again 'muon'           (and what FILE has, where the name matches; the oldest first)
+        --again 'muon'           (and what FILE has, where the name matches; the oldest first. Peaks are then
+                                  the new ones, seconds the middle of all: a shared host has its moods)
     python benchmarks/plan_accuracy.py --out FILE.json --caps      (again under caps, in fresh processes)
     python benchmarks/plan_accuracy.py --report FILE.json --worst 10
     python benchmarks/plan_accuracy.py --device cpu --tiny --count 3 --out FILE.json    (does it run?)
@@ -69,6 +70,13 @@ def to_try_again(options: argparse.Namespace, results: Row) -> Iterator[tuple[Ca
     for row in results["rows"]:
         if states.get(row["name"], True) is not True and re.search(options.only, row["name"]):
             yield case_of(row["config"]), row
+
+
+def with_earlier(row: Row, before: Row | None) -> Row:
+    """Seconds are kept of every time it was measured, as far as in the same way."""
+    if before is None or "error" in before or "steps_of_each" not in before["measured"]:
+        return row
+    return row | {"earlier_seconds": [*before.get("earlier_seconds", []), before["measured"]["seconds"]]}
 
 
 class Run:
@@ -146,7 +154,7 @@ class Run:
         """In the place of an earlier one, unless that is good and this is not."""
         before = next((other for other in self.rows if other["name"] == row["name"]), None)
         if before is None or "error" in before or "error" not in row:
-            self.rows = [other for other in self.rows if other is not before] + [row]
+            self.rows = [other for other in self.rows if other is not before] + [with_earlier(row, before)]
 
     def works(
         self, lanes: Lanes, turns_at: Path, kernels: dict[str, str], begun: list[Row]

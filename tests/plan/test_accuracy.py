@@ -178,6 +178,11 @@ def test_time_is_predicted_with_the_launches_of_the_machine(accuracy: Any) -> No
     calls = [a_call(us) for us in (20.0, 40.0, 90.0)]
     (row,) = accuracy.recompute({"calls": calls, "rows": [a_row(accuracy, case, measured)]})
     assert row["predicted_seconds"] == slow and row["error_seconds"] == 0
+    # Calls in which nothing was timed do not count; a row measured three times counts with the middle.
+    calls.append(a_call(1.0) | {"bench": None})
+    again = a_row(accuracy, case, measured, earlier_seconds=[3 * slow, 2 * slow])
+    (row,) = accuracy.recompute({"calls": calls, "rows": [again]})
+    assert row["predicted_seconds"] == slow and row["measured_seconds"] == 2 * slow
 
 
 def test_a_small_model_may_be_64_mib_off_and_time_may_not(accuracy: Any) -> None:
@@ -369,7 +374,8 @@ def test_lanes_measure_the_same_one_at_a_time(tmp_path: Path) -> None:
         assert row.keys() == rows[plain][name].keys()
         assert len(row["measured"]["warm_up"]) == 5
         begin, end = row["alone"]
-        assert sum(row["measured"]["each"]) + row["measured"]["update"] <= end - begin + 0.002
+        each, update = row["measured"]["each"], row["measured"]["update"]
+        assert row["measured"]["steps_of_each"] * sum(each) + update <= end - begin + 0.002
     for one, other in itertools.combinations(rows[beside].values(), 2):
         assert one["alone"][1] <= other["alone"][0] or other["alone"][1] <= one["alone"][0]
 
@@ -397,6 +403,7 @@ def test_again_replaces_and_no_budget_starts_nothing(tmp_path: Path) -> None:
     assert replaced["name"] == name
     assert replaced["call"] == 3
     assert "error" not in replaced
+    assert replaced["earlier_seconds"] == [before[0]["measured"]["seconds"]]
 
 
 # --- what was measured ------------------------------------------------------------------------------
