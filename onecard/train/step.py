@@ -20,7 +20,7 @@ from onecard.optim.rules import Rates, Rules, adamw_for_all
 from onecard.plan.bill import micro_batch_bytes, recorded_bytes
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
-from onecard.train.memory import is_capped, measure_afresh, peak_memory_gib
+from onecard.train.memory import is_capped, l2_bytes, measure_afresh, peak_memory_gib
 from onecard.train.replay import Compute, CudaRecording, Replay, host_share
 
 # Rounding of bf16 totals draws from a stream of its own, apart from the update's.
@@ -80,7 +80,7 @@ class Stepper:
         Also for another setting of the same storage: it runs other kernels, and those have to be compiled
         in plain passes before they can be recorded, though the shape of a micro-batch is the same.
         """
-        self._took_room = False
+        self._took_room, self._tried_out = False, False
         measure = host_share if graphs is None else None
         wanted = graphs is not False and self._recordable
         self.replay = Replay(self._loss_of, self._recording, measure) if wanted else None
@@ -104,18 +104,24 @@ class Stepper:
 
         The allocator then asks for room for the whole of a tensor, even where only its end would have to be
         added to a segment, and where there is not as much it waits for the card and gives everything back
-        first: in every micro-batch, in a setting that just fits.
+        first: in every micro-batch, in a setting that just fits. The first time, kernels are tried out in it.
         """
         recorded = self.replay is not None and self.replay.held_bytes > 0  # it has its own
         if self._took_room or recorded or not is_capped(self.device):
             return
         self._took_room, peak = True, peak_memory_gib(self.device)
-        setting = self._setting_of(sequences)
-        room = micro_batch_bytes(self.model.shape, setting, self.dtype, self.dropout)
-        try:
-            torch.empty(room, dtype=torch.uint8, device=self.device)
-        except torch.OutOfMemoryError:
-            return  # it may fit bit by bit all the same
+        asked = (self.model.shape, self._setting_of(sequences), self.dtype, self.dropout)
+        rooms = {micro_batch_bytes(*asked)}
+        if not self._tried_out:
+            rooms.add(micro_batch_bytes(*asked, l2_bytes=l2_bytes(self.device)))
+        for room in sorted(rooms, reverse=True):
+            try:
+                torch.empty(room, dtype=torch.uint8, device=self.device)
+                break
+            except torch.OutOfMemoryError:
+                pass  # it may fit bit by bit all the same
+        else:
+            return
         if peak_memory_gib(self.device) != peak:
             measure_afresh(self.device)  # nothing has used it: it is no peak
 
@@ -138,6 +144,7 @@ class Stepper:
                     return None
                 loss += self.backward(micro, step_tokens)
                 on_micro(done + 1, len(micros))
+            self._tried_out = True
             return StepResult(loss, self.update(rates))
         except BaseException:
             if not self.updating:
