@@ -14,7 +14,7 @@ start    seconds that choosing a setting adds before the first step             
 pause    seconds from --pause to free memory, and the same curve as without                            130
 caps     the same config in less and less memory: loss, learning rates and data as without a cap       370
 sweep    all exact settings worth a try and some others, a few steps each: was the trainer's choice
-         the fastest that fits? (beside what is in the file of part caps)                              310
+         the fastest that fits? (beside what is in the file of part caps)                              500
 inject   100 OutOfMemoryErrors in all places where they can happen (tiny: 36)                          290
 ballast  another process fills the card, takes memory and gives it back while the trainer runs         230
 
@@ -35,7 +35,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ from fit_parts import (  # noqa: E402
 )
 from fit_runs import PULSE, Row, tiny_data  # noqa: E402
 from fit_sweep import judge_sweep, sweep_jobs  # noqa: E402
-from processes import in_own_process, side_by_side  # noqa: E402
+from processes import in_own_process  # noqa: E402
 
 Jobs = Callable[[argparse.Namespace], dict[str, Job]]
 Judge = Callable[[argparse.Namespace, Rows, dict[str, Rows]], list[Check]]
@@ -79,8 +79,6 @@ PARTS: dict[str, tuple[Jobs, Judge]] = {
     "inject": (inject_jobs, judge_inject),
     "ballast": (ballast_jobs, judge_ballast),
 }
-# Their jobs get ready side by side, and take turns by themselves. All at once: each waits for the others.
-TOGETHER = {"sweep"}
 ABOUT = (
     "Caps are bytes for tensors, as torch's allocator counts them (peak reserved is its figure). CUDA's own "
     "context, libraries and kernels come on top and differ from card to card: a process needs that much more "
@@ -165,23 +163,6 @@ def show(checks: list[Check]) -> None:
     print(f"{len(checks) - failed} of {len(checks)} requirements met")
 
 
-def not_there(rows: Rows, name: str) -> bool:
-    there = rows.get(name, {"error": "not run"})
-    return "error" in there or bool(there.get("unmeasured"))
-
-
-def work_of(options: argparse.Namespace, job: Job) -> Callable[[], Row]:
-    return partial(safely, partial(watched, job.work), not options.tiny)
-
-
-def run_together(options: argparse.Namespace, jobs: dict[str, Job]) -> Iterator[tuple[str, Row]]:
-    names, started = list(jobs), time.monotonic()
-    limit = min(max((job.limit for job in jobs.values()), default=0.0), options.limit_seconds)
-    works = [work_of(options, job) for job in jobs.values()]
-    for number, row in side_by_side(works, len(works), limit):
-        yield names[number], row | {"took": round(time.monotonic() - started, 1)}
-
-
 def run_all(options: argparse.Namespace) -> Row:
     began = time.monotonic()
     results: Row = {
@@ -221,21 +202,18 @@ def run_all(options: argparse.Namespace) -> Row:
         write(options.out, results)
 
     for part in options.parts:
-        waiting = {
-            name: job for name, job in PARTS[part][0](options).items() if not_there(rows.get(part, {}), name)
-        }
-        if part in TOGETHER:
-            for name, row in run_together(options, waiting):
-                keep(part, name, row)
-            continue
-        for name, job in waiting.items():
+        for name, job in PARTS[part][0](options).items():
+            there = rows.get(part, {}).get(name)
+            if there is not None and "error" not in there and not there.get("unmeasured"):
+                continue
             if needless(rows.get(part, {}), name):
                 continue
             if time.monotonic() - began + job.seconds > options.budget_seconds:
                 print(f"not started within the budget: {part}, {name}", file=sys.stderr)
                 continue
             started = time.monotonic()
-            row = in_own_process(work_of(options, job), min(job.limit, options.limit_seconds))
+            work = partial(safely, partial(watched, job.work), not options.tiny)
+            row = in_own_process(work, min(job.limit, options.limit_seconds))
             keep(part, name, row | {"took": round(time.monotonic() - started, 1)})
     results["checks"] = judged(options, rows)
     write(options.out, results)

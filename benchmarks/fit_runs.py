@@ -32,17 +32,11 @@ class Pulse:
     def __init__(self) -> None:
         self._beaten = 0.0
 
-    def beat(self, patience: float = 1.0) -> None:
-        """`patience`: so many times as long, where others compile at the same time."""
+    def beat(self) -> None:
         now = time.monotonic()
         if now - self._beaten > 1:  # a timer is a thread, and steps of a toy take milliseconds
             self._beaten = now
-            faulthandler.dump_traceback_later(patience * STALLED_SECONDS, exit=True)
-
-    def rest(self) -> None:
-        """Until the next beat nothing is expected of this process: it waits for others."""
-        self._beaten = 0.0
-        faulthandler.cancel_dump_traceback_later()
+            faulthandler.dump_traceback_later(STALLED_SECONDS, exit=True)
 
 
 PULSE = Pulse()

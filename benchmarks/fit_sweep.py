@@ -13,7 +13,6 @@ from typing import Any
 
 from fit_parts import FAST, STAND_IN, Check, Job, Rows, check
 from fit_runs import GIB, PULSE, Row, caps_of, question_of
-from processes import Turns
 
 # Those first that runs under caps are most likely to have.
 MICRO_BATCHES = (16, 8, 4, 32, 64, 2, 1)
@@ -21,8 +20,7 @@ WARM_UP = 3  # steps in which kernels are compiled and micro-batches recorded
 
 
 def sweep_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    """One that is waiting for the others does not use up its limit."""
-    return {f"micro-batch {size}": Job(partial(sweep, options, size), 150) for size in MICRO_BATCHES}
+    return {f"micro-batch {size}": Job(partial(sweep, options, size), 80) for size in MICRO_BATCHES}
 
 
 def worth_measuring(options: argparse.Namespace, question: Any) -> tuple[list[Any], list[Any], int]:
@@ -48,8 +46,7 @@ def worth_measuring(options: argparse.Namespace, question: Any) -> tuple[list[An
 def sweep(options: argparse.Namespace, size: int) -> Row:
     """All settings of one micro-batch in one process: as a run does that changes its setting.
 
-    First a few steps of each while the other sizes do the same, which is mostly compiling; then, when all
-    have done that, size by size, with card and host for itself, what is measured.
+    One size after the other, though most of it is compiling: kernels are tried out meanwhile, on the card.
     """
     import torch
 
@@ -58,8 +55,6 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
     from onecard.data.prefetch import Prefetcher
     from onecard.train import engine, memory, start
 
-    turns = Turns(options.work / "turns")
-    turns.together()
     if not options.tiny:
         memory.use_expandable_segments()
     question = question_of(options)
@@ -73,7 +68,7 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
     if not mine:
         return row
     model = start._fresh_model(shape, config)
-    model.attention_kernel = engine.choose_kernel(shape, config, device, dtype)
+    row["attention"] = model.attention_kernel = engine.choose_kernel(shape, config, device, dtype)
     weights = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     data = open_split(Path("data") / config.dataset, "train", shape.block_size, shape.vocab_size)
     sequences = Sequences(data, shape.block_size, config.seed)
@@ -98,32 +93,16 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
             device=device,
         )  # fmt: skip
 
-    ready: dict[Any, Row] = {}
-    for choice in mine:
-        stepper, its = None, ready.setdefault(choice.setting, {})
-        try:
-            stepper = begin(choice)
-            with new_batches() as batches:
-                timed_steps(stepper, batches, config, WARM_UP, patience=2.5)
-        except Exception as error:
-            its["error"] = first_words(error)
-            memory.forget(error)
-        its |= peaks_gib() if cuda else {}
-    stepper = None
-    PULSE.rest()
-    turns.alone()
     ends = time.monotonic() + 0.9 * sweep_jobs(options)[f"micro-batch {size}"].limit
     for choice in mine:
         if time.monotonic() > ends:
             row["unmeasured"].append(choice.setting.words())
             continue
-        stepper, its = None, ready[choice.setting]
+        stepper = None
         told: Row = {"setting": choice.setting.words(), "loss_chunk": choice.setting.loss_chunk,
                      "drawn": choice in drawn, "predicted_need_gib": choice.bill.need / GIB,
-                     "predicted_tokens_per_s": round(choice.tokens_per_s), **its}  # fmt: skip
+                     "predicted_tokens_per_s": round(choice.tokens_per_s)}  # fmt: skip
         row["settings"].append(told)
-        if "error" in told:
-            continue
         try:
             stepper = begin(choice)
             told["tokens_per_s"] = measured_speed(stepper, new_batches, config, options.sweep_steps)
@@ -131,8 +110,7 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
             told["error"] = first_words(error)
             memory.forget(error)
         if cuda:
-            # Of both times: in the first, kernels were tried out too.
-            told |= {key: max(told.get(key, 0.0), now) for key, now in peaks_gib().items()}
+            told |= peaks_gib()
             told["allocator_retries"] = torch.cuda.memory_stats().get("num_alloc_retries", 0)
             if "error" not in told:
                 replay = stepper.replay
@@ -198,7 +176,7 @@ def measured_speed(stepper: Any, new_batches: Any, config: Any, steps: int) -> i
     return round(config.tokens_per_step / seconds)
 
 
-def timed_steps(stepper: Any, batches: Any, config: Any, steps: int, patience: float = 1.0) -> float:
+def timed_steps(stepper: Any, batches: Any, config: Any, steps: int) -> float:
     """Seconds of each of so many, with the card waited for as seldom as the trainer does."""
     import torch
 
@@ -206,7 +184,7 @@ def timed_steps(stepper: Any, batches: Any, config: Any, steps: int, patience: f
 
     began = time.perf_counter()
     for _ in range(steps):
-        PULSE.beat(patience)
+        PULSE.beat()
         stepper.run(batches.next_step().micros, rates(1, config))
     if config.device.startswith("cuda"):
         torch.cuda.synchronize()

@@ -44,7 +44,7 @@ _TRIAL_MARGIN = 64 * MIB
 # cards take less, not more.
 CONTEXT = int(0.75 * GIB)
 # A graph's memory is its own: what the micro-batch takes, matmul workspaces, and what does not pack without
-# gaps. Measured: 98 to 118 MiB more than the micro-batch, uncompiled or with block 148 to 160. Under a cap a
+# gaps. Measured: 70 to 121 MiB more than the micro-batch, uncompiled or with block 132 to 160. Under a cap a
 # recording takes that in one piece (train/replay.py), and 70 to 94 MiB come to lie beside it: the margin.
 _GRAPH, _LOOSE_GRAPH = 128 * MIB, 160 * MIB
 _GRAPH_MARGIN = 96 * MIB

@@ -71,6 +71,7 @@ class Stepper:
         self._key = torch.zeros((), dtype=torch.int32, device=device)  # of the noise of bf16 totals
         self._micros = 0  # of the step in progress: numbers the noise of bf16 totals
         self._recordable = True
+        self.replay: Replay | None = None
         self.record(graphs)
         self.updating = False  # weights and moments are between two steps, not to be saved
 
@@ -80,6 +81,8 @@ class Stepper:
         Also for another setting of the same storage: it runs other kernels, and those have to be compiled
         in plain passes before they can be recorded, though the shape of a micro-batch is the same.
         """
+        if self.replay is not None:
+            self.replay.release()  # it may still be playing
         self._took_room, self._tried_out = False, False
         measure = host_share if graphs is None else None
         wanted = graphs is not False and self._recordable

@@ -258,6 +258,9 @@ def test_workspaces_are_freed_before_a_recording_goes(how: str, monkeypatch: pyt
     elif how == "released":
         replay.release()
     else:
+        holder = SimpleNamespace(replay=replay)
+        holder.itself = holder  # as a stepper and what it has its recordings compute
+        del holder
         replay = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -317,13 +320,17 @@ def test_the_first_time_there_is_room_to_try_kernels_out(free: int, monkeypatch:
     monkeypatch.setattr("onecard.train.step.l2_bytes", lambda device: 400_000_000)
     setting = Setting(4, 64, compile=True)
     monkeypatch.setattr(Stepper, "_setting_of", lambda stepper, sequences: setting)
-    plain = torch.empty
+    peak, taken, plain = [1.0], list[int](), torch.empty
+    monkeypatch.setattr("onecard.train.step.peak_memory_gib", lambda device: peak[0])
+    monkeypatch.setattr("onecard.train.step.measure_afresh", lambda device: peak.__setitem__(0, 1.0))
 
     def empty(*sizes: Any, **named: Any) -> Tensor:
         if named.get("dtype") is torch.uint8:
             asked.append(sizes[0])
             if sizes[0] > free:
                 raise torch.OutOfMemoryError("CUDA out of memory")
+            taken.append(sizes[0])
+            peak[0] = 2.0
         return plain(*sizes, **named)
 
     monkeypatch.setattr(torch, "empty", empty)
@@ -339,6 +346,7 @@ def test_the_first_time_there_is_room_to_try_kernels_out(free: int, monkeypatch:
             stepper.release()
             begin = [first] if free >= first else [first, later]
             assert asked == [*begin, *[later] * number]
+            assert bool(taken) == (free > 0) and peak == [1.0]
         stepper.record(False)  # another setting, with kernels of its own
         assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
         assert asked[len(begin) + 2] == first

@@ -25,6 +25,7 @@ from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.shapes import GPT2Shape
 from onecard.train.loop import train
+from onecard.train.memory import use_expandable_segments
 from onecard.train.step import Stepper
 
 pytestmark = [
@@ -32,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
 ]
 SHAPE = GPT2Shape(n_layer=2, n_head=4, n_embd=128, vocab_size=64, block_size=64, bias=True)
+use_expandable_segments()  # as the trainer does, before anything is allocated
 
 
 @pytest.fixture
@@ -233,9 +235,11 @@ def test_a_recording_may_be_dropped_without_a_word() -> None:
                 for _ in range(3):
                     assert stepper.run(batches.next_step().micros, Rates(1e-3)) is not None
                 assert stepper.replay is not None and stepper.replay.held_bytes
-                stepper.record(True)
+                torch.cuda.synchronize()
+                stepper.replay = None
                 gc.collect()
                 torch.cuda.empty_cache()
+                stepper.record(True)
                 assert torch.cuda.memory_reserved() < torch.cuda.memory_allocated() + (96 << 20)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
