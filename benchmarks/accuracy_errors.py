@@ -11,6 +11,7 @@ from processes import Row
 
 from onecard.hardware.cards import match_card
 from onecard.hardware.measured import Measured
+from onecard.plan.activations import TRYING_OUT
 from onecard.plan.rates import Rates, rates_of
 
 MIB, GIB = 2**20, 2**30
@@ -19,6 +20,7 @@ MEDIAN = {"allocated": 0.02, "reserved": 0.02, "seconds": 0.08}
 WORST = {"allocated": 0.06, "reserved": 0.06, "seconds": 0.20}
 WORST_BYTES = 64 * MIB  # of a small model, a percentage is less than the allocator's grain
 RATES = ("card", "bench")
+COLD = "a process of its own, nothing compiled before"  # where a cap was tried
 
 
 def rates_for(call: Row, dtype: str, kind: str = "card", launch_us: float | None = None) -> Rates | None:
@@ -51,7 +53,7 @@ def predict(case: Case, call: Row, kind: str = "card", launch_us: float | None =
     seconds = case.step_time(rates).seconds if rates is not None else None
     return {
         "allocated": bill.allocated, "reserved": bill.reserved, "need": bill.need, "host": bill.host,
-        "seconds": seconds,
+        "seconds": seconds, "first_step": bill.tightest.name == TRYING_OUT,
     }  # fmt: skip
 
 
@@ -82,7 +84,8 @@ def recompute(results: Row, kind: str = "card") -> list[Row]:
             known = said is not None and was is not None
             entry[f"error_{quantity}"] = said / was - 1 if known else None
             entry[f"within_{quantity}"] = _within(quantity, said, was) if known else None
-        found.append(entry | {"ran_under_cap": _ran(row, predicted["need"])})
+        ran = _ran(row, predicted["need"], first_step=predicted["first_step"])
+        found.append(entry | {"ran_under_cap": ran})
     return found
 
 
@@ -91,12 +94,17 @@ def _within(quantity: str, said: float, was: float) -> bool:
     return abs(said - was) <= max(WORST[quantity] * was, least)
 
 
-def _ran(row: Row, need: int) -> bool | None:
-    """Did it run in what is predicted today? None where that was not tried."""
+def _ran(row: Row, need: int, *, first_step: bool = False) -> bool | None:
+    """Did it run in what is predicted today? None where that was not tried.
+
+    Where the first step needs most, in which kernels are tried out: only one that had nothing compiled yet
+    has tried that.
+    """
     if row.get("ran_under_cap") is None:
         return None
     if row["ran_under_cap"]:
-        return True if need >= row["ran_in_bytes"] else None
+        tried = not first_step or row["cap_in"] == COLD
+        return True if tried and need >= row["ran_in_bytes"] else None
     return False if need <= row["cap_bytes"] else None
 
 

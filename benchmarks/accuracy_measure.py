@@ -8,7 +8,7 @@ Then the cap. In the same process, because a fresh one costs ten times as much m
 emptied, a graph is dropped, the allocator is told to take no more than the bill's need, and whole steps
 run again. What is left from before are the tensors that stand there all the time, put there before the
 first step, as in a fresh process; all else goes back to the driver and is taken anew under the cap. What
-this leaves out is building the model and compiling; --caps does the same in a fresh process.
+this leaves out is building the model and compiling; --caps does the same in a fresh process, which compiles.
 
 Several may get ready at the same time. From the timed steps on, a process has card and host for itself.
 """
@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import platform
 import re
 import statistics
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accuracy_errors import COLD
 from accuracy_grid import AFTER_WAITING, UNDER_CAP, WARM_UP, Case, timed_steps
 from memory_speed import Row
 from numpy.typing import ArrayLike, NDArray
@@ -342,11 +345,12 @@ def _steps_within(steps: Steps, most: int) -> tuple[str | None, int]:
 
 
 def run_capped(case: Case, device: str, need: int) -> Row:
-    """In this fresh process from its first allocation on; what it finds takes the place of the earlier."""
+    """In this fresh process from its first allocation on, everything to be compiled, as on a new machine;
+    what it finds takes the place of the earlier."""
 
     def work() -> Row:
         cap(need)
-        row: Row = {"cap_bytes": need, "cap_in": "a process of its own"}
+        row: Row = {"cap_bytes": need, "cap_in": COLD}
         steps: Steps | None = None
         try:
             steps = Steps(case, device)
@@ -359,7 +363,9 @@ def run_capped(case: Case, device: str, need: int) -> Row:
         return row | {"ran_under_cap": problem is None, "cap_problem": problem, "cap_retries": retries,
                       "under_cap": steps.peaks() if steps is not None else None}  # fmt: skip
 
-    return _told(work)
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty
+        return _told(work)
 
 
 def machine(device: str, seconds: float) -> Row:

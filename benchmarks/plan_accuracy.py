@@ -129,14 +129,10 @@ class Run:
         from accuracy_measure import kernels
 
         options, cases = self.options, waiting(self.options, self.rows)
-        gib, chosen = self.call["memory_gib"], dict[str, str]()
-        memory = Memory(gib and gib * GIB, available_memory())
+        chosen = dict[str, str]()
         if cases and options.lanes > 1:  # before others run, whose time would be in that of a kernel
             chosen = or_nothing(partial(kernels, cases, options.device))["kernels"]
-        lanes = Lanes(
-            estimates(cases), memory, lambda: self.elapsed,
-            budget_s=options.budget_seconds, most=options.count,
-        )  # fmt: skip
+        lanes = self.lanes(cases)
         begun: list[Row] = []
         with tempfile.TemporaryDirectory() as folder:
             works = self.works(lanes, Path(folder) / "turns", chosen, begun)
@@ -174,22 +170,39 @@ class Run:
             )  # fmt: skip
 
     def try_caps(self) -> None:
-        from accuracy_measure import run_capped
+        """Several at a time, where asked for: nothing is timed."""
+        rows = {row["name"]: (case, row) for case, row in to_try_again(self.options, self.results)}
+        lanes = self.lanes([case for case, _ in rows.values()])
+        begun: list[tuple[Row, int]] = []
 
-        left = []
-        for case, row in list(to_try_again(self.options, self.results)):
-            if self.elapsed + 15 > self.options.budget_seconds:
-                left.append(case.name)
-                continue
-            need = predict(case, self.results["calls"][row["call"]])["need"]
-            work = partial(run_capped, case, self.options.device, need)
-            found = in_own_process(work, self.options.limit_seconds)
+        def works() -> Iterator[Work | None]:
+            from accuracy_measure import run_capped
+
+            for one in lanes:
+                if one is None:
+                    yield None
+                    continue
+                case, row = rows[one.case.name]
+                begun.append((row, predict(case, self.results["calls"][row["call"]])["need"]))
+                yield partial(run_capped, case, self.options.device, begun[-1][1])
+
+        for number, found in side_by_side(works(), self.options.lanes, self.options.limit_seconds):
+            row, need = begun[number]
+            lanes.ended(row["name"])
             told = found.get("error") or found["cap_problem"] or f"ran in {need / GIB:.3f} GiB"
             if "error" not in found:
                 row |= {key: value for key, value in found.items() if key != "took"}
             self.save()
-            self.say(case.name, told)
-        print(f"not tried for want of time: {len(left)}", file=sys.stderr)
+            self.say(row["name"], told)
+        print(f"not tried for want of time: {len(lanes.left)}", file=sys.stderr)
+
+    def lanes(self, cases: Sequence[Case]) -> Lanes:
+        gib, options = self.call["memory_gib"], self.options
+        memory = Memory(gib and gib * GIB, available_memory())
+        return Lanes(
+            estimates(cases), memory, lambda: self.elapsed,
+            budget_s=options.budget_seconds, most=options.count,
+        )  # fmt: skip
 
 
 def _line(row: Row, said: Row) -> str:

@@ -132,8 +132,14 @@ class Bill:
     @property
     def need(self) -> int:
         """What the allocator must be allowed to take."""
+        tightest = self.tightest
         standing = total(self.standing.card) + self.workspace.bytes
-        return standing + max(moment.bytes + self._room_beside(moment) for moment in self.moments)
+        return standing + tightest.bytes + self._room_beside(tightest)
+
+    @property
+    def tightest(self) -> Moment:
+        """At which most is needed, with what must be free beside it."""
+        return max(self.moments, key=lambda moment: moment.bytes + self._room_beside(moment))
 
     def _room_beside(self, moment: Moment) -> int:
         if moment.name == TRYING_OUT:

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,6 +205,38 @@ def test_a_cap_says_nothing_about_another_need(
 ) -> None:
     row = {"ran_under_cap": ran, "cap_bytes": tried, "ran_in_bytes": 95 if ran else None}
     assert accuracy._ran(row, needed) is answer
+
+
+def test_a_first_step_is_tried_with_nothing_compiled(
+    accuracy: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Kernels are tried out in it, which a process that has just measured the same has done already."""
+    import accuracy_measure
+    import plan_accuracy
+
+    first = accuracy.Case("gpt2", 12, 768, 16, 1024, "block")
+    plain = accuracy.Case("gpt2", 12, 768, 8, 1024, compile=False)
+    run = object.__new__(plan_accuracy.Run)
+    run.options, run.began = argparse.Namespace(device="cpu", only="", lanes=2), time.monotonic()
+    vars(run.options).update(limit_seconds=60.0, budget_seconds=1e9, count=-1)
+    run.call, run.out = a_call() | {"memory_gib": 100.0}, tmp_path / "grid.json"
+    there = {"ran_under_cap": True, "cap_in": "the same process", "ran_in_bytes": 1, "cap_bytes": 1}
+    measured = {"allocated": 1.0, "reserved": 1.0, "seconds": 1.0}
+    run.rows = [a_row(accuracy, case, measured, **there) for case in (first, plain)]
+    run.results = {"calls": [a_call()], "rows": run.rows}
+    assert [row["ran_under_cap"] for row in accuracy.recompute(run.results)] == [None, True]
+
+    def run_capped(case: Any, device: str, need: int) -> dict[str, Any]:
+        assert case == first
+        return {"ran_under_cap": True, "cap_in": accuracy.COLD, "cap_bytes": need, "ran_in_bytes": need,
+                "cap_problem": None, "took": 1.0}  # fmt: skip
+
+    monkeypatch.setattr(accuracy_measure, "run_capped", run_capped)
+    run.try_caps()
+    assert [row["ran_under_cap"] for row in accuracy.recompute(run.results)] == [True, True]
+    kept = json.loads(run.out.read_text())["rows"]
+    assert kept[0]["cap_bytes"] == first.bill((9, 0)).need and kept[1]["cap_bytes"] == 1
+    assert list(plan_accuracy.to_try_again(run.options, run.results)) == []
 
 
 def entry(name: str, error: float | None, *, held_out: bool = False, within: bool = True) -> dict[str, Any]:
