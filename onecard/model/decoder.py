@@ -10,7 +10,7 @@ Shapes: B sequences, T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -132,6 +132,11 @@ class Decoder(nn.Module):
     def layer_specs(self) -> list[Any]:
         """`spec` for every layer, where layers are of several kinds; each kind is compiled once."""
         return [self.spec] * self.shape.n_layer
+
+    def one_of_each_kind(self) -> list[int]:
+        """Layers in which all that any layer has compiled is."""
+        specs = self.layer_specs()
+        return [number for number, spec in enumerate(specs) if spec not in specs[:number]]
 
     def _place(self, name: str) -> tuple[int, str] | None:
         """The layer a parameter belongs to and its name within, None where it belongs to none."""
@@ -276,17 +281,19 @@ class Decoder(nn.Module):
         *,
         scale: Tensor | None = None,
         noise_key: Tensor | None = None,
+        layers: Sequence[int] | None = None,
     ) -> Tensor:
         """Summed loss of all targets that are not loss.IGNORE.
 
         With a `scale` (0-dim), the gradients of scale × loss are added to the totals. `noise_key`
-        (0-dim int32) decides how totals in bf16 are rounded.
+        (0-dim int32) decides how totals in bf16 are rounded. `layers`: through these only, which says
+        nothing about the tokens, and has every kernel compiled where they are one of each kind.
         """
         training = scale is not None
         with torch.set_grad_enabled(training):
             x_BTD = self._begin(tokens_BT, 0, dropout).requires_grad_(training)
             beside = self._beside(tokens_BT, x_BTD, 0, dropout)
-            n_BTD = self._through_layers(x_BTD, beside, noise_key)
+            n_BTD = self._through_layers(x_BTD, beside, noise_key, layers)
             loss = linear_cross_entropy(
                 n_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten(),
                 chunk=self.loss_chunk, scale=scale, options=self.loss_options,
@@ -318,19 +325,28 @@ class Decoder(nn.Module):
         )  # fmt: skip
         return total, apart
 
-    def _through_layers(self, x_BTD: Tensor, beside: list[Any], noise_key: Tensor | None) -> Tensor:
+    def _through_layers(
+        self,
+        x_BTD: Tensor,
+        beside: list[Any],
+        noise_key: Tensor | None,
+        only: Sequence[int] | None = None,
+    ) -> Tensor:
         """From the embedding to the normalised last hidden state."""
-        n_layer = self.shape.n_layer
+        n_layer, middle_layer = self.shape.n_layer, self.middle_layer
+        if only is not None and middle_layer is not None:
+            middle_layer = only[0]  # the norm takes two inputs all the same
         nothing: list[None] = [None] * n_layer
         totals = self._layer_totals if torch.is_grad_enabled() else nothing
         # A key of its own for every layer's rounding, for the same reason as dropout's.
         noise = nothing if noise_key is None else keys_for_layers(noise_key[None], n_layer)[:, 0]
-        layers = zip(self.layer_specs(), self._layers(), totals, beside, noise, strict=True)
+        layers = list(zip(self.layer_specs(), self._layers(), totals, beside, noise, strict=True))
         middle: tuple[Tensor, ...] = ()
-        for number, (spec, weights, total, extra, key) in enumerate(layers):
+        for number in range(n_layer) if only is None else only:
+            spec, weights, total, extra, key = layers[number]
             layer = LayerRun(self._parts, spec, number, weights, total, extra, key, self._visitor)
             x_BTD = run_layer(x_BTD, layer, self.kept_fields[self.recompute])
-            if number == self.middle_layer:
+            if number == middle_layer:
                 middle = (x_BTD,)
         return run_layer(x_BTD, self._last_norm(), 1, *middle)
 

@@ -65,15 +65,9 @@ def graph_bytes(shape: Shape, setting: Setting, dtype: str, *, dropout: float = 
     return _beside_micro_batch(setting) + another
 
 
-def micro_batch_bytes(
-    shape: Shape, setting: Setting, dtype: str, dropout: float, *, l2_bytes: int | None = None
-) -> int:
-    """What a micro-batch of this size takes and gives back; with `l2_bytes`, of the card's second cache, the
-    first one of its size, in which kernels are tried out."""
-    if l2_bytes is None:
-        return _worst_of(shape, setting, dtype, dropout) + _SLACK
-    moments = training_moments(shape, setting, dtype, dropout=dropout, l2_bytes=l2_bytes)
-    return max(moment.bytes for moment in moments) + _SLACK
+def micro_batch_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float) -> int:
+    """What a micro-batch of this size takes and gives back."""
+    return _worst_of(shape, setting, dtype, dropout) + _SLACK
 
 
 def recorded_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float) -> int:

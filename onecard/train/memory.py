@@ -181,13 +181,6 @@ def is_capped(device: str) -> bool:
     return torch.cuda.get_per_process_memory_fraction(_index(device)) < 1.0
 
 
-def l2_bytes(device: str) -> int:
-    """The card's second cache, which the compiler clears between two tries of a kernel."""
-    if not device.startswith("cuda"):
-        return 0
-    return int(torch.cuda.get_device_properties(device).L2_cache_size)
-
-
 def allocator_retries(device: str) -> int:
     """How often the allocator had to give everything back and start over: each time the card stands still."""
     if not device.startswith("cuda"):

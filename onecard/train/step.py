@@ -20,7 +20,7 @@ from onecard.optim.rules import Rates, Rules, adamw_for_all
 from onecard.plan.bill import micro_batch_bytes, recorded_bytes
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
-from onecard.train.memory import is_capped, l2_bytes, measure_afresh, peak_memory_gib
+from onecard.train.memory import is_capped, measure_afresh, peak_memory_gib
 from onecard.train.replay import Compute, CudaRecording, Replay, host_share
 
 # Rounding of bf16 totals draws from a stream of its own, apart from the update's.
@@ -83,7 +83,7 @@ class Stepper:
         """
         if self.replay is not None:
             self.replay.release()  # it may still be playing
-        self._took_room, self._tried_out = False, False
+        self._took_room, self._rehearsed = False, False
         measure = host_share if graphs is None else None
         wanted = graphs is not False and self._recordable
         self.replay = Replay(self._loss_of, self._recording, measure) if wanted else None
@@ -107,26 +107,37 @@ class Stepper:
 
         The allocator then asks for room for the whole of a tensor, even where only its end would have to be
         added to a segment, and where there is not as much it waits for the card and gives everything back
-        first: in every micro-batch, in a setting that just fits. The first time, kernels are tried out in it.
+        first: in every micro-batch, in a setting that just fits.
         """
         recorded = self.replay is not None and self.replay.held_bytes > 0  # it has its own
         if self._took_room or recorded or not is_capped(self.device):
             return
         self._took_room, peak = True, peak_memory_gib(self.device)
-        asked = (self.model.shape, self._setting_of(sequences), self.dtype, self.dropout)
-        rooms = {micro_batch_bytes(*asked)}
-        if not self._tried_out:
-            rooms.add(micro_batch_bytes(*asked, l2_bytes=l2_bytes(self.device)))
-        for room in sorted(rooms, reverse=True):
-            try:
-                torch.empty(room, dtype=torch.uint8, device=self.device)
-                break
-            except torch.OutOfMemoryError:
-                pass  # it may fit bit by bit all the same
-        else:
-            return
+        setting = self._setting_of(sequences)
+        room = micro_batch_bytes(self.model.shape, setting, self.dtype, self.dropout)
+        try:
+            torch.empty(room, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError:
+            return  # it may fit bit by bit all the same
         if peak_memory_gib(self.device) != peak:
             measure_afresh(self.device)  # nothing has used it: it is no peak
+
+    def _rehearse(self, sequences: int) -> None:
+        """Compile and try out kernels on one layer of each kind, before a whole micro-batch is on the card.
+
+        The compiler tries kernels out where they are first called, with a buffer as large as the card's
+        second cache and copies of what a kernel overwrites: in a real pass amid all that layers have kept.
+        """
+        self._rehearsed = True
+        if not self.model.compiled:
+            return
+        tokens_BT = torch.zeros(
+            (sequences, self.model.shape.block_size), dtype=torch.int64, device=self.device
+        )
+        scale = torch.zeros((), dtype=self._accurate, device=self.device)
+        layers = self.model.one_of_each_kind()
+        self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers)
+        self._clear()
 
     def run(
         self,
@@ -141,13 +152,14 @@ class Stepper:
         step_tokens = sum(micros.sizes) * self.model.shape.block_size
         loss = torch.zeros((), device=self.device)
         try:
+            if not self._rehearsed:
+                self._rehearse(max(micros.sizes))
             for done, micro in enumerate(micros):
                 if stop():
                     self._clear()
                     return None
                 loss += self.backward(micro, step_tokens)
                 on_micro(done + 1, len(micros))
-            self._tried_out = True
             return StepResult(loss, self.update(rates))
         except BaseException:
             if not self.updating:
@@ -163,10 +175,18 @@ class Stepper:
         self._micros += 1
         return (self.replay or self._loss_of)(micro.x, micro.y, micro.ids, scale, self._key) / step_tokens
 
-    def _loss_of(self, x_BT: Tensor, y_BT: Tensor, ids_B: Tensor, scale: Tensor, key: Tensor) -> Tensor:
+    def _loss_of(
+        self,
+        x_BT: Tensor,
+        y_BT: Tensor,
+        ids_B: Tensor,
+        scale: Tensor,
+        key: Tensor,
+        layers: Sequence[int] | None = None,
+    ) -> Tensor:
         dropout = DropoutKeys(dropout_keys(ids_B), self.dropout) if self.dropout else None
         noise = key if self.optimizer.needs_noise else None
-        return self.model.loss_sum(x_BT, y_BT, dropout, scale=scale, noise_key=noise)
+        return self.model.loss_sum(x_BT, y_BT, dropout, scale=scale, noise_key=noise, layers=layers)
 
     def news(self) -> list[str]:
         """What the user should be told, once."""

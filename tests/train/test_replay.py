@@ -21,7 +21,7 @@ from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
 from onecard.optim.held import Storage
 from onecard.optim.rules import Rates
-from onecard.plan.bill import micro_batch_bytes, training_bill
+from onecard.plan.bill import training_bill
 from onecard.plan.lines import total
 from onecard.plan.settings import Setting
 from onecard.shapes import GPT2Shape
@@ -310,46 +310,6 @@ def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pyte
     bill = training_bill(SHAPE, Setting(4, stepper.model.loss_chunk, compile=False), "float32")
     slack = bill.reserved - bill.allocated
     assert set(asked) == {bill.steady - total(bill.standing.card) - bill.workspace.bytes + slack}
-
-
-@pytest.mark.parametrize("free", [0, 10**8, 10**9])
-def test_the_first_time_there_is_room_to_try_kernels_out(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where there is not so much, for all else. A piece that nobody used is no peak."""
-    asked: list[int] = []
-    monkeypatch.setattr("onecard.train.step.is_capped", lambda device: True)
-    monkeypatch.setattr("onecard.train.step.l2_bytes", lambda device: 400_000_000)
-    setting = Setting(4, 64, compile=True)
-    monkeypatch.setattr(Stepper, "_setting_of", lambda stepper, sequences: setting)
-    peak, taken, plain = [1.0], list[int](), torch.empty
-    monkeypatch.setattr("onecard.train.step.peak_memory_gib", lambda device: peak[0])
-    monkeypatch.setattr("onecard.train.step.measure_afresh", lambda device: peak.__setitem__(0, 1.0))
-
-    def empty(*sizes: Any, **named: Any) -> Tensor:
-        if named.get("dtype") is torch.uint8:
-            asked.append(sizes[0])
-            if sizes[0] > free:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            taken.append(sizes[0])
-            peak[0] = 2.0
-        return plain(*sizes, **named)
-
-    monkeypatch.setattr(torch, "empty", empty)
-    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0)
-    sequences = Sequences(MemoryTokens(6000), SHAPE.block_size, seed=7)
-    first, later = (
-        micro_batch_bytes(SHAPE, setting, "float32", 0.0, l2_bytes=l2) for l2 in (400_000_000, None)
-    )
-    assert first - later > 200_000_000
-    with Prefetcher(sequences, sequences.start(), step_sequences=8, micro_batch=4) as batches:
-        for number in range(3):
-            assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
-            stepper.release()
-            begin = [first] if free >= first else [first, later]
-            assert asked == [*begin, *[later] * number]
-            assert bool(taken) == (free > 0) and peak == [1.0]
-        stepper.record(False)  # another setting, with kernels of its own
-        assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
-        assert asked[len(begin) + 2] == first
 
 
 def test_a_stepper_tells_of_the_problem_once_and_goes_on() -> None:

@@ -1,0 +1,128 @@
+"""Kernels compiled and tried out before the first micro-batch: all of them, and nothing else happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import MemoryTokens
+from torch import Tensor
+
+from onecard.data.batches import Sequences
+from onecard.data.prefetch import Prefetcher
+from onecard.model.compiling import graphs_compiled
+from onecard.model.family import model_class
+from onecard.optim.held import Storage
+from onecard.optim.rules import Rates
+from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
+from onecard.train.step import Stepper
+
+SHAPES = {
+    "gpt2": GPT2Shape(n_layer=3, n_head=2, n_embd=32, vocab_size=64, block_size=16, bias=True),
+    "2025": NanochatShape(n_layer=3, n_head=2, n_embd=32, vocab_size=64, block_size=16),
+    # With and without a value embedding.
+    "2026": Nanochat2026Shape(6, 2, 32, 64, 16, window_pattern="SSL"),
+}
+
+
+def stepper_of(family: str, recompute: str = "none", dropout: float = 0.0, **storage: Any) -> Stepper:
+    shape = SHAPES[family]
+    model = model_class(shape).initialised(shape, 3)
+    model.recompute = recompute
+    model.compile_parts(backend="eager")
+    return Stepper(
+        model,
+        device="cpu",
+        dtype="float32",
+        dropout=dropout,
+        grad_clip=1.0,
+        storage=Storage(**storage),
+        seed=5,
+    )
+
+
+def weights_after(stepper: Stepper, steps: int = 3) -> dict[str, Tensor]:
+    sequences = Sequences(MemoryTokens(3000), stepper.model.shape.block_size, seed=7)
+    with Prefetcher(sequences, sequences.start(), step_sequences=8, micro_batch=4) as batches:
+        for _ in range(steps):
+            assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
+    return {name: tensor.clone() for name, tensor in stepper.optimizer.export_weights().items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("gpt2", {}), ("gpt2", {"dropout": 0.2, "recompute": "mlp"}), ("gpt2", {"offload": "gradients"}),
+     ("gpt2", {"master_weights": "bf16", "optim_states": "int8"}), ("2025", {"recompute": "block"}),
+     ("2026", {}), ("2026", {"recompute": "block", "offload": "gradients"})],
+)  # fmt: skip
+def test_everything_is_compiled_in_it_and_nothing_is_learnt(
+    family: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    plain, counts = Stepper._rehearse, list[int]()
+
+    def rehearse(stepper: Stepper, sequences: int) -> None:
+        counts.append(graphs_compiled())
+        plain(stepper, sequences)
+        counts.append(graphs_compiled())
+
+    monkeypatch.setattr(Stepper, "_rehearse", rehearse)
+    found = weights_after(stepper_of(family, **more))
+    before, after = counts
+    assert after > before
+    assert graphs_compiled() == after, "a real micro-batch finds all kernels there"
+    monkeypatch.setattr(Stepper, "_rehearse", lambda stepper, sequences: None)
+    for name, tensor in weights_after(stepper_of(family, **more)).items():
+        assert torch.equal(tensor, found[name]), name
+
+
+def test_one_layer_of_each_kind() -> None:
+    windows = Nanochat2026Shape(8, 2, 32, 64, 1024, window_pattern="SSSL")
+    for shape, kinds in ((SHAPES["gpt2"], 1), (SHAPES["2025"], 1), (SHAPES["2026"], 2), (windows, 3)):
+        model = model_class(shape).initialised(shape, 3)
+        specs = model.layer_specs()
+        assert {specs[number] for number in model.one_of_each_kind()} == set(specs)
+        assert len(model.one_of_each_kind()) == kinds
+
+
+def test_once_for_every_setting_and_not_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    plain = Stepper._loss_of
+
+    def loss_of(stepper: Stepper, *inputs: Any) -> Tensor:
+        seen.append(inputs[5] if len(inputs) > 5 else "all")
+        return plain(stepper, *inputs)
+
+    monkeypatch.setattr(Stepper, "_loss_of", loss_of)
+    stepper = stepper_of("gpt2")
+    weights_after(stepper)
+    assert seen == [[0], *["all"] * 6]
+    stepper.release()
+    weights_after(stepper, 1)
+    assert seen[7:] == ["all"] * 2
+    stepper.record(False)
+    weights_after(stepper, 1)
+    assert seen[9:] == [[0], "all", "all"]
+    stepper.model.compiled = False
+    stepper.record(False)
+    weights_after(stepper, 1)
+    assert seen[12:] == ["all"] * 2
+
+
+def test_running_out_in_it_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper = stepper_of("2026", offload="gradients")
+    expected = weights_after(stepper_of("2026", offload="gradients"), 1)
+    plain, failed = stepper.model._begin_backward, list[int]()
+
+    def backward(*arguments: Any) -> None:
+        plain(*arguments)
+        if not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(stepper.model, "_begin_backward", backward)
+    with pytest.raises(torch.OutOfMemoryError):
+        weights_after(stepper, 1)
+    for name, tensor in weights_after(stepper, 1).items():
+        assert torch.equal(tensor, expected[name]), name
