@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from onecard.config import RunConfig
 from onecard.errors import UserError, first_line
 from onecard.model.compiling import too_many_shapes
@@ -24,6 +26,15 @@ _TOLD_BY_CUDA = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
 
 class DivergedError(UserError):
     """The loss is no longer a number."""
+
+
+def not_a_number(loss: float, grad_norm: float, dtype: str) -> str | None:
+    """What has gone wrong in a step, or None. The loss is that of the weights before its update: a gradient
+    that is no number has made weights of none, before any loss shows it."""
+    if not math.isfinite(loss):
+        return f"the loss became {loss}"
+    # With fp16 such a step is left out, and the loss scaled less.
+    return None if dtype == "float16" or math.isfinite(grad_norm) else f"the gradient became {grad_norm}"
 
 
 def diverged(what: str, config: RunConfig, rate: float, saved_step: int) -> DivergedError:

@@ -1,8 +1,9 @@
-"""Ctrl-C saves, a second Ctrl-C quits."""
+"""Ctrl-C saves, a second Ctrl-C quits. A polite kill and a closed terminal save, however often they come."""
 
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -10,11 +11,20 @@ from typing import Any
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
+# Two signals so close together are one wish: a key held down, a terminal and a shell that both pass it on.
+_ONE_WISH_SECONDS = 1.0
+
+
 class StopRequest:
-    """While active, the first of these signals asks the loop to stop; the second raises at once."""
+    """While active, these signals ask the loop to stop; a second Ctrl-C raises at once.
+
+    Only that one: whoever closes a terminal sends a hang-up twice (the shell, then the kernel), and a system
+    that is shut down a polite kill and a hang-up. What they ask for is the same, and it is being done.
+    """
 
     def __init__(self) -> None:
         self.requested = False
+        self._first_at = 0.0
         self._before: dict[int, Any] = {}
 
     def __call__(self) -> bool:
@@ -38,6 +48,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._first_at = True, now
+        elif number == signal.SIGINT and now - self._first_at >= _ONE_WISH_SECONDS:
             raise KeyboardInterrupt
-        self.requested = True

@@ -22,7 +22,7 @@ from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
 from onecard.run.pause import PauseRequest
 from onecard.train.evaluate import evaluate_both
 from onecard.train.evaluate_only import evaluate_only
-from onecard.train.failures import DivergedError, diverged, explained, is_beyond_recovery
+from onecard.train.failures import DivergedError, diverged, explained, is_beyond_recovery, not_a_number
 from onecard.train.fit import plan_of
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
@@ -194,12 +194,12 @@ class Training:
         if not self._in_flight:
             return
         began = time.perf_counter()
-        losses = torch.stack([result.loss for _, result in self._in_flight]).tolist()
+        figures = torch.stack([result.figures for _, result in self._in_flight]).tolist()
         self.journal.worked(time.perf_counter() - began)
-        for (step, result), loss in zip(self._in_flight, losses, strict=True):
-            if not math.isfinite(loss):
-                self.journal.diverged(step, loss, float(result.grad_norm))
-                raise self._diverged(f"the loss became {loss} at step {step}")
+        for (step, _), (loss, norm) in zip(self._in_flight, figures, strict=True):
+            if what := not_a_number(loss, norm, self.run.dtype):
+                self.journal.diverged(step, loss, norm)
+                raise self._diverged(f"{what} at step {step}")
         self._in_flight = []
         self.refit.settled()
 
@@ -225,10 +225,10 @@ class Training:
             position.first_val_loss, position.first_val_bpb = found.val_loss, found.val_bpb
         position.evaluated_step = step
         self.val_loss_of_step = (step, found.val_loss)
-        self.journal.evaluated(step, found, shown_rate(step, self.config))
         self._sample_step = step
         if step > 0 and (improved or self.config.always_save_checkpoint or final):
             self._keep_step, self._best_before = step, best_before
+        self.journal.evaluated(step, found, shown_rate(step, self.config))
 
     def _keep(self, *, final: bool) -> None:
         """Save what an evaluation found worth it. Apart from it: one that ran out is tried again alone."""

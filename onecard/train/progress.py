@@ -138,7 +138,8 @@ class TerminalDisplay:
         self._last_drawn = 0.0
 
     def say(self, text: str, style: str = "") -> None:
-        self._console.print(text, style=style or None, markup=False)
+        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone must not end the run
+            self._console.print(text, style=style or None, markup=False)
 
     def logged(self, status: Status, step: int, seconds: float) -> None:
         self._inside = ""
@@ -178,11 +179,14 @@ class TerminalDisplay:
         rows: list[Any] = [top, figures]
         if self._inside:
             rows.append(Text(self._inside, style="dim"))
-        self._live.update(Group(*rows), refresh=True)
+        with contextlib.suppress(OSError, ValueError):
+            self._live.update(Group(*rows), refresh=True)
 
     def __enter__(self) -> TerminalDisplay:
-        self._live.start()
+        with contextlib.suppress(OSError, ValueError):
+            self._live.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._live.stop()
+        with contextlib.suppress(OSError, ValueError):
+            self._live.stop()

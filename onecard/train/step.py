@@ -34,6 +34,10 @@ class StepResult:
     loss: Tensor
     grad_norm: Tensor
 
+    @property
+    def figures(self) -> Tensor:
+        return torch.stack((self.loss, self.grad_norm.to(self.loss)))
+
 
 class Stepper:
     """Owns masters, working copies and gradient totals (in `optimizer`), loss scaling and clipping."""

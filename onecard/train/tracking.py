@@ -23,16 +23,27 @@ class NoTracker:
 
 
 class WandbTracker:
-    def __init__(self, wandb: Any, config: RunConfig) -> None:
+    """Whatever it raises is said once: a full disk of its own, a server that is gone."""
+
+    def __init__(self, wandb: Any, config: RunConfig, say: Callable[[str], None]) -> None:
+        self._say, self._told = say, False
         self._run = wandb.init(
             project=config.wandb_project, name=config.wandb_run_name, config=config.values()
         )
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        self._run.log({"iter": step, **{k: v for k, v in values.items() if v is not None}})
+        self._safely(self._run.log, {"iter": step, **{k: v for k, v in values.items() if v is not None}})
 
     def close(self) -> None:
-        self._run.finish()
+        self._safely(self._run.finish)
+
+    def _safely(self, call: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            if not self._told:
+                self._say(f"note: wandb failed ({error}); training goes on")
+            self._told = True
 
 
 def open_tracker(config: RunConfig, say: Callable[[str], None]) -> Tracker:
@@ -47,7 +58,7 @@ def open_tracker(config: RunConfig, say: Callable[[str], None]) -> Tracker:
         )
         return NoTracker()
     try:
-        return WandbTracker(wandb, config)
+        return WandbTracker(wandb, config, say)
     except Exception as error:  # not logged in, offline, an old server: theirs to name, and no reason to stop
         say(f"note: wandb did not start ({error}); training goes on without it")
         return NoTracker()

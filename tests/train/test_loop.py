@@ -23,6 +23,7 @@ from onecard.config import RunConfig
 from onecard.data.tokenizer import make_tokenizer
 from onecard.errors import UserError
 from onecard.knobs import load_config
+from onecard.optim.optimizer import Optimizer
 from onecard.run.checkpoint import best_checkpoint, list_checkpoints
 from onecard.run.directory import RunDirectory, load_run_config
 from onecard.run.metrics import read_metrics
@@ -132,6 +133,7 @@ def test_a_second_ctrl_c_quits_at_once(workplace: Path, monkeypatch: pytest.Monk
         return real(self, *args)
 
     monkeypatch.setattr(Stepper, "backward", backward)
+    monkeypatch.setattr("onecard.train.interrupt._ONE_WISH_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         train(config())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -459,6 +461,41 @@ def test_weights_that_are_no_longer_numbers_are_never_saved(
         train(config("--out_dir=other"))
 
 
+def test_a_gradient_that_is_no_number_has_spoilt_the_weights_before_any_loss_shows_it(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the run is asked to save right then."""
+    real, done = Optimizer.norm, 0
+
+    def norm(optimizer: Optimizer) -> torch.Tensor:
+        nonlocal done
+        done += 1
+        if done == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(optimizer) * (float("nan") if done == 13 else 1.0)
+
+    monkeypatch.setattr(Optimizer, "norm", norm)
+    with pytest.raises(UserError, match="the gradient became nan at step 12"):
+        train(config())
+    assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [10]
+
+
+def test_a_memory_error_in_the_log_of_an_evaluation_costs_no_checkpoint(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed = journal_module.Journal.evaluated, list[int]()
+
+    def evaluated(journal: Any, step: int, *more: Any) -> None:
+        if step == 10 and not failed:
+            failed.append(step)
+            raise MemoryError
+        real(journal, step, *more)
+
+    monkeypatch.setattr(journal_module.Journal, "evaluated", evaluated)
+    train(config())
+    assert failed and [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [10, 20]
+
+
 def test_what_fails_in_the_middle_keeps_the_steps_before_it(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -628,6 +665,14 @@ def test_wandb_gets_the_run_when_installed_and_one_hint_when_not(
     assert started[-1] == {"finished": True}
     assert [x["iter"] for x in logged if "val/loss" in x] == [0, 10, 20]
     assert len([x for x in logged if "train/loss_step" in x]) == 20
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = types.SimpleNamespace(log=full, finish=full)
+    summary = train(config("--wandb_log=True", "--out_dir=full"))
+    assert summary.values["step"] == 20
+    assert capsys.readouterr().err.count("No space left on device") == 1
 
 
 def test_samples_are_written_at_evaluations(workplace: Path) -> None:

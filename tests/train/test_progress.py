@@ -100,3 +100,23 @@ def test_what_may_last_for_hours_is_shown_at_once(monkeypatch: pytest.MonkeyPatc
         terminal.truncate(0)
         display.doing("")
         assert "paused" not in terminal.getvalue()
+
+
+def test_a_terminal_that_is_gone_is_written_to_no_more_and_nothing_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = open_terminal(monkeypatch)
+
+    def gone(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    with open_display(FULL) as display:
+        assert isinstance(display, TerminalDisplay)
+        display.say("before")
+        monkeypatch.setattr(screen, "write", gone)
+        monkeypatch.setattr(screen, "flush", gone)
+        display.say("after")
+        display.evaluated(FULL, 3.1)
+        display.logged(FULL, 119, 0.5)
+        display.doing("pause")
+    assert "before" in screen.getvalue() and "after" not in screen.getvalue()
