@@ -30,6 +30,7 @@ SHARD_HEADER_BYTES = 256 * 4
 # What is looked at before a run starts; the rest is checked batch by batch as it is read.
 SCAN_BYTES = 64 * 2**20
 _SCAN_WINDOW_BYTES = 2**20
+_LOOK = 4096  # tokens
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
@@ -61,6 +62,16 @@ class _Part:
         self._map = mmap.mmap(self._file.fileno(), n_bytes, access=mmap.ACCESS_READ)
         self._needed_bytes = offset + count * dtype.itemsize
         self.tokens_N: NDArray[Any] = np.frombuffer(self._map, dtype, count, offset)
+
+    def continues(self, before: _Part) -> bool:
+        """Does it begin with what that one holds? By looks at both ends and the middle."""
+        ours_N, theirs_N = self.tokens_N, before.tokens_N
+        count = len(theirs_N)
+        if len(ours_N) < count or ours_N.dtype != theirs_N.dtype:
+            return False
+        before.check_not_truncated()
+        looks = [slice(at, min(at + _LOOK, count)) for at in (0, count // 2, max(0, count - _LOOK))]
+        return all(np.array_equal(ours_N[look], theirs_N[look]) for look in looks)
 
     def check_not_truncated(self) -> None:
         """Reading a map past the end of its file kills the process: look before every read."""
@@ -136,15 +147,36 @@ class TokenFile:
         return int(self._ends[-1])
 
     def refresh(self) -> int:
-        """Look again, so that what was appended or renamed into place is seen. The new length."""
-        present = [part.path for part in self._parts if part.path.exists()]
-        # A file removed under the run stays readable through its map; keep what we have.
-        if len(present) == len(self._parts):
-            old = self._parts
-            self._map([*present, *_later_shards(present[-1])], growing=True)
+        """Look again, so that what was appended or renamed into place is seen. The new length.
+
+        What is there only in part (a download), or is other data than was there, is left out: a run that has
+        all its tokens goes on with them.
+        """
+        old, ends = self._parts, self._ends
+        present = [part.path for part in old if part.path.exists()]
+        if len(present) < len(old):
+            return len(self)  # a file removed under the run stays readable through its map
+        later = _later_shards(present[-1])
+        for count in range(len(later), -1, -1):
+            try:
+                self._map([*present, *later[:count]], growing=True)
+                self._check_since(old)
+            except UserError:
+                self._parts, self._ends = old, ends
+                continue
             for part in old:
                 part.close()
+            break
         return len(self)
+
+    def _check_since(self, old: list[_Part]) -> None:
+        """Is this what was there, and more that can be trained on?"""
+        for before, now in zip(old, self._parts, strict=False):
+            if not now.continues(before):
+                raise _changed(now.path)
+        if self._vocab_size is not None:
+            for number in range(len(old), len(self._parts)):
+                self._check_part(number, self._vocab_size, SCAN_BYTES)
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         row_L: NDArray[np.int64] = self.gather([start], stop - start)[0]
@@ -180,17 +212,19 @@ class TokenFile:
     def check_ids(self, vocab_size: int, scan_bytes: int = SCAN_BYTES) -> None:
         """Look for an id the model has no embedding for, in evenly spread windows of at most `scan_bytes`."""
         self._vocab_size = vocab_size
-        before = 0
-        for part in self._parts:
-            tokens_N = part.tokens_N
-            if vocab_size <= np.iinfo(tokens_N.dtype).max:
-                share = max(1, scan_bytes * len(tokens_N) // max(1, len(self)))
-                for start, stop in _windows(len(tokens_N), tokens_N.dtype.itemsize, share):
-                    window_W = tokens_N[start:stop]
-                    if int(window_W.max()) >= vocab_size:
-                        at = int(np.argmax(window_W >= vocab_size))
-                        raise self._out_of_vocabulary(int(window_W[at]), before + start + at)
-            before += len(tokens_N)
+        for number in range(len(self._parts)):
+            self._check_part(number, vocab_size, scan_bytes)
+
+    def _check_part(self, number: int, vocab_size: int, scan_bytes: int) -> None:
+        tokens_N, before = self._parts[number].tokens_N, self._ends[number - 1] if number else 0
+        if vocab_size > np.iinfo(tokens_N.dtype).max:
+            return
+        share = max(1, scan_bytes * len(tokens_N) // max(1, len(self)))
+        for start, stop in _windows(len(tokens_N), tokens_N.dtype.itemsize, share):
+            window_W = tokens_N[start:stop]
+            if int(window_W.max()) >= vocab_size:
+                at = int(np.argmax(window_W >= vocab_size))
+                raise self._out_of_vocabulary(int(window_W[at]), before + start + at)
 
     def _out_of_vocabulary(self, token: int, position: int) -> UserError:
         number = bisect.bisect_right(self._ends, position)

@@ -149,13 +149,40 @@ def test_growth_is_seen_by_refresh_only(tmp_path: Path) -> None:
 def test_a_file_replaced_by_rename_stays_readable_until_refresh(tmp_path: Path) -> None:
     path = write_bin(tmp_path / "train.bin", range(10))
     tokens = TokenFile.open(path)
-    write_bin(tmp_path / "new", range(100, 130)).replace(path)
-    assert tokens.read(0, 3).tolist() == [0, 1, 2]
+    write_bin(tmp_path / "new", range(30)).replace(path)
+    assert len(tokens) == 10
     assert tokens.refresh() == 30
-    assert tokens.read(0, 3).tolist() == [100, 101, 102]
     path.unlink()
     assert tokens.refresh() == 30
-    assert tokens.read(29, 30).tolist() == [129]
+    assert tokens.read(29, 30).tolist() == [29]
+
+
+@pytest.mark.parametrize("others", [range(100, 130), [0, 1, 2, 3, 4, 5, 6, 7, 8, 99, 10], range(5), []])
+def test_other_data_in_its_place_is_left_alone(tmp_path: Path, others: object) -> None:
+    """The run goes on with what it began with, which its map still holds."""
+    path = write_bin(tmp_path / "train.bin", range(10))
+    tokens = TokenFile.open(path)
+    write_bin(tmp_path / "new", others).replace(path)
+    assert tokens.refresh() == 10
+    assert tokens.read(0, 10).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("unfinished", ["empty", "half a header", "header only", "cut short", "other ids"])
+def test_a_shard_that_is_not_whole_yet_joins_when_it_is(tmp_path: Path, unfinished: str) -> None:
+    write_shard(tmp_path / "x_train_000001.bin", range(50))
+    tokens = open_split(tmp_path, "train", 8, 100)
+    whole = write_shard(tmp_path / "whole", range(50, 90)).read_bytes()
+    parts = {"empty": b"", "half a header": whole[:100], "header only": whole[:1024],
+             "cut short": whole[:1060]}  # fmt: skip
+    second = tmp_path / "x_train_000002.bin"
+    second.write_bytes(parts[unfinished]) if unfinished in parts else write_shard(
+        second, range(60_000, 60_040)
+    )
+    assert tokens.refresh() == 50
+    assert tokens.read(40, 50).tolist() == list(range(40, 50))
+    second.write_bytes(whole)
+    assert tokens.refresh() == 90
+    assert tokens.read(48, 52).tolist() == [48, 49, 50, 51]
 
 
 def test_a_file_cut_under_the_run_is_an_error_not_a_crash(tmp_path: Path) -> None:
