@@ -22,14 +22,14 @@ from torch import Tensor
 
 from onecard.errors import UserError
 from onecard.files import file_sha256, flush_to_disk, write_json
-from onecard.run.directory import SCHEMA, read_json
+from onecard.run.directory import SCHEMA, STATE_NAME, read_json
 
 KEEP_NEWEST = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
     "model.safetensors",
     "optimizer.safetensors",
-    "state.json",
+    STATE_NAME,
     "manifest.json",
 )
 

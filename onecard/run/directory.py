@@ -28,6 +28,8 @@ from onecard.files import AlreadyLockedError, exclusive_lock, write_json
 from onecard.knobs import from_values, knobs, load_config
 
 SCHEMA = 1
+STATE_NAME = "state.json"  # of a checkpoint
+_LAST_SAVED = "its newest checkpoint"
 _TRIES, _TRY_EVERY = 5, 0.05  # for the folder's lock; seconds
 
 
@@ -107,11 +109,22 @@ class RunDirectory:
         """The config the run was last started with, or None if there is none."""
         content = read_json(self.config_path)
         if content is None:
-            return None
+            return self._config_of_checkpoint()
         try:
             return from_values(RunConfig, content["values"], content["set_by_user"])
         except (KeyError, TypeError, AttributeError, ValueError):
             raise UserError(f"{self.config_path} is damaged", hint="move it away to go on") from None
+
+    def _config_of_checkpoint(self) -> RunConfig | None:
+        """Where config.json is lost: the newest checkpoint has its values, if not what the user had set."""
+        usual = RunConfig()
+        for folder in sorted(self.checkpoints.glob("step-*"), reverse=True):
+            with contextlib.suppress(UserError, KeyError, TypeError, AttributeError, ValueError):
+                values = (read_json(folder / STATE_NAME) or {})["config"]
+                changed = {name for name, value in values.items() if value != getattr(usual, name, value)}
+                changed -= {"max_iters"} if values.get("tokens") else set()  # one follows from the other
+                return from_values(RunConfig, values, dict.fromkeys(changed, _LAST_SAVED))
+        return None
 
     def _set_aside(self) -> Path:
         """Rename the folder, so that a fresh run takes its place and nothing is lost."""

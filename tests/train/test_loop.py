@@ -461,6 +461,22 @@ def test_weights_that_are_no_longer_numbers_are_never_saved(
         train(config("--out_dir=other"))
 
 
+@pytest.mark.parametrize("horizon", ["--max_iters=20", "--tokens=2560"])
+def test_without_its_config_json_a_run_is_still_the_experiment_it_was(workplace: Path, horizon: str) -> None:
+    """Every checkpoint has the values too: by its folder alone it goes on with them."""
+    words = [word for word in TINY if not word.startswith("--max_iters")]
+    train(load_config(RunConfig, [*words, horizon]))
+    before = RunDirectory("out").read_config()
+    Path("out/config.json").unlink()
+    again = load_run_config(["--out_dir=out", "--init_from=resume", "--max_iters=24", "--lr_decay_iters=24"])
+    assert before is not None and again.sequences_per_step == before.sequences_per_step == 8
+    assert (again.learning_rate, again.n_embd, again.dataset) == (1e-2, 32, "tiny")
+    with pytest.raises(UserError, match="a different config") as refused:
+        train(load_config(RunConfig, [*words, horizon, "--learning_rate=0.5"]))
+    assert "learning_rate: 0.01 there, 0.5 now" in refused.value.why
+    assert train(again).values["step"] == 24
+
+
 def test_a_gradient_that_is_no_number_has_spoilt_the_weights_before_any_loss_shows_it(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
