@@ -89,12 +89,12 @@ def bits_per_byte_line(step: int, val_bpb: float) -> str:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines in order of step, superseded and half-written ones left out."""
     curves: dict[bool, dict[int, dict[str, Any]]] = {False: {}, True: {}}
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
         except ValueError:
             continue  # the line a crash cut short
-        if isinstance(line, dict) and "step" in line:
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
             curve, step = curves["val_loss" in line], line["step"]
             # A step seen again means the run went back: what came after it no longer belongs to it.
             while curve and next(reversed(curve)) >= step:

@@ -477,6 +477,21 @@ def test_without_its_config_json_a_run_is_still_the_experiment_it_was(workplace:
     assert train(again).values["step"] == 24
 
 
+def test_a_last_save_that_fails_says_what_is_left(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = loop_module.save_checkpoint
+
+    def save(folder: Path, step: int, *more: Any) -> Path:
+        if step > 10:
+            raise UserError("the disk is full", "20 bytes are missing", "make room")
+        return real(folder, step, *more)
+
+    monkeypatch.setattr(loop_module, "save_checkpoint", save)
+    with pytest.raises(UserError, match="the disk is full") as failed:
+        train(config())
+    assert failed.value.why is not None
+    assert failed.value.why.endswith("the checkpoint of step 10 is kept; 10 steps after it are lost")
+
+
 def test_a_gradient_that_is_no_number_has_spoilt_the_weights_before_any_loss_shows_it(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
