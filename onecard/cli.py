@@ -66,7 +66,12 @@ def train(arguments: Sequence[str]) -> int:
     from onecard.train.loop import train as run_training
 
     summary = run_training(config)
-    print(json.dumps(summary.values) if as_json else summary.text())
+    try:
+        print(json.dumps(summary.values) if as_json else summary.text(), flush=True)
+    except OSError:
+        # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
+        # code says how it ended. What is left in the buffer must not be tried again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return INTERRUPTED if summary.interrupted else 0
 
 

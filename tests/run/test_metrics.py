@@ -48,6 +48,14 @@ def test_a_line_cut_short_by_a_crash_is_skipped_and_not_glued_to_the_next(tmp_pa
     assert [x["loss"] for x in read_metrics(directory.metrics_path)] == [1.0, 2.0]
 
 
+def test_what_is_damaged_is_left_out_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = [json.dumps({"step": step, "loss": 1.0}).encode() for step in (1, 2)]
+    bad = [b'{"step": null}', b'{"loss": 2}', b"\xff\xfe{", b"\0\0\0", b'{"step": "3"}', b"[]"]
+    path.write_bytes(b"\n".join([good[0], *bad, good[1]]) + b"\n")
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+
+
 def test_every_file_carries_its_schema_and_is_valid_json_even_for_a_diverged_run(tmp_path: Path) -> None:
     files, directory = recorder(tmp_path)
     with files:
