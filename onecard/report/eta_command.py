@@ -16,6 +16,7 @@ from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.knobs import knobs, load_config
 from onecard.language import _, english, ngettext
+from onecard.report.beside import beside
 from onecard.report.eta import Eta, Range, estimate
 from onecard.report.known import Known
 from onecard.report.log_text import MAX_BYTES, decode
@@ -54,11 +55,12 @@ def _eta(
             _("such a line is: {line}").format(line="iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%"),
             exit_code=1,
         )
-    if known.config is None and (config := _config_beside(source)) is not None:
-        # Beside its config lies onecard's own log.txt, whose lines alone could be nanoGPT's.
-        device = _device_beside(source) or config.device
-        facts = {**log.facts, "device": device}
-        known, log = replace(known, config=config), replace(log, format=ONECARD, facts=facts)
+    if (there := beside(source)) is not None:
+        log = there.since_last_start(log)
+        if known.config is None and (config := there.config()) is not None:
+            # Beside its config lies onecard's own log.txt, whose lines alone could be nanoGPT's.
+            facts = {**log.facts, "device": there.device() or config.device, **there.model(config)}
+            known, log = replace(known, config=config), replace(log, format=ONECARD, facts=facts)
     found = estimate(log, replace(known, card=card or _card_of(log)))
     if paused := _pause_of(source):
         found = replace(found, notes=(paused, *found.notes))
@@ -104,34 +106,6 @@ def _with_options(known: Known, tokens: str | None, config_file: str | None) -> 
         others = frozenset(field.name for field in knobs(SampleConfig))
         known = replace(known, config=load_config(RunConfig, [config_file], also_known=others))
     return replace(known, tokens=checked.tokens)
-
-
-def _config_beside(source: str) -> RunConfig | None:
-    """The config of the run whose log.txt this is."""
-    path = Path(source)
-    if source == "-" or not (path.is_dir() or path.name == "log.txt"):
-        return None
-    folder = path if path.is_dir() else path.parent
-    try:
-        return RunDirectory(folder).read_config()
-    except UserError:
-        return None
-
-
-def _device_beside(source: str) -> str | None:
-    """Where the run last began, by its events."""
-    path = Path(source)
-    try:
-        lines = RunDirectory(path if path.is_dir() else path.parent).events_path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-    for line in reversed(lines.splitlines()):
-        try:
-            if '"device"' in line and (device := json.loads(line).get("device")):
-                return str(device)
-        except (ValueError, AttributeError):
-            continue  # the line a crash cut short
-    return None
 
 
 def _pause_of(source: str) -> str:

@@ -51,6 +51,11 @@ class RunDirectory:
     def has_checkpoint(self) -> bool:
         return self.nanogpt_checkpoint.exists() or any(self.checkpoints.glob("step-*"))
 
+    def checkpoint_states(self) -> list[Path]:
+        """What checkpoints say in JSON, the newest first; for whoever asks without torch (checkpoint.py)."""
+        found = self.checkpoints.glob(f"step-*/{STATE_NAME}")
+        return sorted(found, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True)
+
     @contextmanager
     def claimed(self, *, fresh: bool) -> Iterator[Path | None]:
         """The folder, made if need be and ours alone until the end. Two runs in one would ruin both.

@@ -285,6 +285,7 @@ def plan_of(fit: Fit, *, on_card: bool) -> dict[str, Any]:
     return {
         "model": {
             "arch": question.shape.arch, "parameters": question.shape.parameters,
+            "flops_per_token": question.shape.flops_per_token,
             "tokens_per_step": question.config.tokens_per_step, "max_iters": left,
         },
         "settings": choice.setting.to_json(),

@@ -84,6 +84,7 @@ def test_the_plan_of_a_run_has_the_names_of_the_plan_command() -> None:
     plan = plan_of(fit, on_card=True)
     assert plan["memory"]["allocated_gib"] == round(fit.choice.bill.allocated / GIB, 4)
     assert plan["speed"]["tokens_per_s"] == round(fit.choice.tokens_per_s, 1)
+    assert plan["model"]["flops_per_token"] == fit.question.shape.flops_per_token
     step = plan["model"]["tokens_per_step"] / plan["speed"]["tokens_per_s"]
     assert plan["time"]["seconds"] == pytest.approx(10 * step, abs=0.051)  # told in tenths
     apart = plan_of(fit, on_card=False)

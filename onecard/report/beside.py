@@ -1,0 +1,119 @@
+"""What a run of onecard left beside its log.txt: its config, its starts and the model it really has.
+
+Read without torch, and leniently: a file that is missing or damaged costs a fact, never the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from onecard.config import RunConfig
+from onecard.errors import UserError
+from onecard.report.logs import Log
+from onecard.run.directory import RunDirectory, read_json
+from onecard.shapes import SHAPES
+
+# Of a start's first line nothing follows; the second one shows the pace, if only just.
+_LINES_THAT_TELL = 2
+# A run cannot have more FLOPs a token: what says so is damaged.
+_MOST_FLOPS = 10**18
+
+
+class Beside:
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+
+    def config(self) -> RunConfig | None:
+        try:
+            return self._directory.read_config()
+        except UserError:
+            return None
+
+    def device(self) -> str | None:
+        """Where the run last began."""
+        devices = [str(device) for event in self._events() if (device := event.get("device"))]
+        return devices[-1] if devices else None
+
+    def model(self, config: RunConfig) -> dict[str, Any]:
+        """What the config may leave open, as facts of a log: the vocabulary is often the data's, and of a
+        model that was not begun from scratch the sizes are its own."""
+        if flops := self._planned_flops() or self._saved_flops():
+            return {"flops_per_token": flops}
+        if config.vocab_size is not None:
+            return {}
+        from onecard.plan.answer import prepared_vocabulary  # all of planning comes with it
+
+        vocabulary = prepared_vocabulary(config)
+        return {"vocab_size": vocabulary} if vocabulary is not None else {}
+
+    def since_last_start(self, log: Log) -> Log:
+        """A run that goes on where it was stopped writes on as if nothing had been: only its events tell
+        that these are the steps of another process, with a warm-up and perhaps a card of its own."""
+        began = self._starts()
+        for count in range(len(began), 0, -1):
+            first = began[count - 1]
+            since = [number >= first for number in log.steps.numbers]
+            if sum(since) >= _LINES_THAT_TELL:
+                evaluations = tuple(number for number in log.evaluations if number >= first)
+                steps, starts = log.steps.where(since), max(count, log.starts)
+                return replace(log, steps=steps, evaluations=evaluations, starts=starts)
+        return log
+
+    def _starts(self) -> list[int]:
+        """The step of each start, without those that found nothing to train."""
+        began: list[int] = []
+        for event in self._events():
+            kind, step = event.get("event"), event.get("step")
+            if not isinstance(step, int):
+                continue
+            if kind in ("started", "resumed"):
+                began.append(step)
+            elif kind in ("finished", "interrupted") and began and began[-1] == step:
+                began.pop()
+        return began
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        try:
+            lines = self._directory.events_path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            return
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # the line a crash cut short
+            if isinstance(event, dict):
+                yield event
+
+    def _planned_flops(self) -> int | None:
+        """By the plan of the last start, which is there before the first checkpoint is."""
+        try:
+            return _believable((read_json(self._directory.plan_path) or {})["model"]["flops_per_token"])
+        except (UserError, KeyError, TypeError, RecursionError):
+            return None
+
+    def _saved_flops(self) -> int | None:
+        """By the newest checkpoint."""
+        for path in self._directory.checkpoint_states():
+            try:
+                state = read_json(path) or {}
+                return _believable(SHAPES[state["arch"]](**state["shape"]).flops_per_token)
+            except (UserError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
+                continue
+        return None
+
+
+def beside(source: str) -> Beside | None:
+    """For a run's folder or the log.txt in it; None for what was pasted, and for any other file."""
+    path = Path(source)
+    if source == "-" or not (path.is_dir() or path.name == "log.txt"):
+        return None
+    return Beside(RunDirectory(path if path.is_dir() else path.parent))
+
+
+def _believable(flops: Any) -> int | None:
+    return flops if isinstance(flops, int) and 0 < flops < _MOST_FLOPS else None
