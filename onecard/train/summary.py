@@ -109,9 +109,9 @@ class Summary:
         return "\n".join(lines)
 
     def _further(self) -> str:
-        """Twice as long, with a schedule that follows where it is the config's to follow."""
+        """Twice as long as it was to be, or is; the schedule follows where it is the config's to follow."""
         config = self._run.config
-        steps = 2 * max(config.max_iters, 1)
+        steps = 2 * max(config.max_iters, self.values["step"], 1)
         follows = f" --lr_decay_iters={steps}" if config.arch == "gpt2" and config.decay_lr else ""
         return f"onecard train --out_dir={config.out_dir} --init_from=resume --max_iters={steps}{follows}"
 

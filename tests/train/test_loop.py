@@ -22,6 +22,7 @@ from onecard.cli import main
 from onecard.config import RunConfig
 from onecard.data.tokenizer import make_tokenizer
 from onecard.errors import UserError
+from onecard.files import file_sha256
 from onecard.knobs import load_config
 from onecard.optim.optimizer import Optimizer
 from onecard.run.checkpoint import best_checkpoint, list_checkpoints
@@ -905,6 +906,53 @@ def test_a_finished_run_says_so_and_how_to_go_further(
     assert main(further.split()[4:]) == 0
     shown = capsys.readouterr()
     assert "done at step 40 of 40" in shown.out
+
+
+def test_a_run_past_its_end_says_how_to_go_beyond_where_it_is(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *TINY]) == 0
+    capsys.readouterr()
+    assert main(["train", "--out_dir=out", "--init_from=resume", "--max_iters=5"]) == 0
+    shown = capsys.readouterr()
+    assert "finished already, at step 20 of 5" in shown.out
+    (further,) = (line for line in shown.out.splitlines() if line.startswith("to train further: onecard "))
+    assert main(further.split()[4:]) == 0
+    assert "done at step 40 of 40" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_a_resume_that_trains_nothing_leaves_what_describes_the_run(workplace: Path, evaluated: bool) -> None:
+    train(config())
+    if not evaluated:  # as of a run that Ctrl-C ended between two evaluations
+        (state,) = Path("out").glob("checkpoints/step-00000020/state.json")
+        content = json.loads(state.read_text())
+        content["position"]["evaluated_step"] = 10
+        state.write_text(json.dumps(content))
+        manifest = state.with_name("manifest.json")
+        files = json.loads(manifest.read_text())
+        files["files"]["state.json"] = {"bytes": state.stat().st_size, "sha256": file_sha256(state)}
+        manifest.write_text(json.dumps(files))
+    described = [Path("out") / name for name in ("config.json", "plan.json")]
+    before = [path.read_text() for path in described]
+    assert train(config("--init_from=resume", "--max_iters=5")).values["step"] == 20
+    assert [path.read_text() for path in described] == before
+    assert train(config()).values["step"] == 20, "the command it was begun with is still its own"
+
+
+def test_a_run_past_its_end_that_goes_over_to_other_blocks_is_described_anew(workplace: Path) -> None:
+    """Its checkpoint is written again with fewer positions: config.json must not promise more."""
+    train(config())
+    train(config("--init_from=resume", "--block_size=8"))
+    assert json.loads((Path("out") / "config.json").read_text())["values"]["block_size"] == 8
+    assert train(load_run_config(["--out_dir=out"])).values["step"] == 20
+
+
+def test_a_config_that_is_gone_is_written_even_if_nothing_is_trained(workplace: Path) -> None:
+    train(config())
+    (Path("out") / "config.json").unlink()
+    train(config())
+    assert json.loads((Path("out") / "config.json").read_text())["values"]["max_iters"] == 20
 
 
 def test_the_learning_rate_shown_before_the_first_step_is_the_schedules(
