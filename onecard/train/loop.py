@@ -55,20 +55,11 @@ def train(config: RunConfig) -> Summary:
             run.notes.append(f"the earlier run is kept in {set_aside}")
         for damaged in run.damaged:
             put_out_of_the_way(damaged)
-        if not _stays_as_it_is(run):
+        if not run.stays_as_it_is():
             run.directory.write_config(config)
             run.directory.write_plan(plan_of(run.fit, on_card=run.device.startswith("cuda")))
         with Journal(run) as journal, StopRequest() as stop:
             return Training(run, journal, stop, pause).go()
-
-
-def _stays_as_it_is(run: Run) -> bool:
-    """Is it a run that is past its end, with nothing to train? What it was trained with still describes it:
-    written down now, a smaller max_iters would make the command it was begun with another experiment."""
-    past_its_end = run.position.step >= run.config.max_iters
-    # Where its losses count no more, it goes over to other data or blocks, and its checkpoint with it.
-    same_terms = run.position.evaluated_step >= 0
-    return past_its_end and same_terms and run.saved_step >= 0 and run.directory.config_path.is_file()
 
 
 class Training:

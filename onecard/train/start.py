@@ -71,6 +71,14 @@ class Run:
                 exit_code=1,
             )
 
+    def stays_as_it_is(self) -> bool:
+        """Is it past its end, with nothing to train? What it was trained with still describes it: written
+        down now, a smaller max_iters would make the command it was begun with another experiment."""
+        past_its_end = self.position.step >= self.config.max_iters
+        # Where its losses count no more, it goes over to other data or blocks, and its checkpoint with it.
+        same_terms = self.position.evaluated_step >= 0
+        return past_its_end and same_terms and self.saved_step >= 0 and self.directory.config_path.is_file()
+
 
 def _newest_step(directory: RunDirectory) -> int:
     return max((checkpoint.step for checkpoint in list_checkpoints(directory.checkpoints)), default=-1)
