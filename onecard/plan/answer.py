@@ -56,7 +56,8 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        return self.choice is not None
+        """Would train run it? With auto_fit off it changes nothing, whatever else would fit."""
+        return self.choice is not None if self.config.auto_fit else self.given.fits
 
     def cost(self, choice: Choice) -> Cost | None:
         return cost_of_choice(choice, self.target, self.options)

@@ -122,11 +122,11 @@ def show(answer: Answer, console: Console) -> None:
     for text in verdict(answer):
         console.print(text, highlight=False)
     shown = answer.choice or answer.nearest
-    cost = answer.cost(shown) if answer.fits else None
+    cost = answer.cost(shown) if answer.choice is not None else None
     if cost is not None:
         console.print()
         console.print(figures(answer, shown, cost))
-    elif answer.fits:
+    elif answer.choice is not None:
         told = _("How fast it would be is not known: there are no figures of {card} in {dtype}.")
         console.print(told.format(card=target.card.name, dtype=question.dtype), highlight=False)
     console.print()
@@ -136,10 +136,10 @@ def show(answer: Answer, console: Console) -> None:
     strip, legend = bar(shown, target)
     console.print(strip)
     print_parts(console, legend, "")
-    if answer.options.compare or not answer.fits:
+    if answer.options.compare or answer.choice is None:
         console.print()
         show_comparison(answer, console)
-    if answer.options.stages and answer.fits:
+    if answer.options.stages and answer.choice is not None:
         console.print()
         show_stages(answer, console)
 
