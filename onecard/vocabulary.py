@@ -19,6 +19,8 @@ from onecard.config_file import COMMAND_LINE
 _RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
 # GPT-2's own 50,257 and what it is padded to. Less than a thousand are bytes or characters.
 _GPT2, _LEAST_TRAINED = range(50257, 50433), 1024
+# Datasets that prepare writes in bytes or characters, whoever trains on them: the tokenizer and its size.
+OWN_TOKENS = {"stdlib": ("byte", 257), "shakespeare_char": ("char", 65)}
 _PADDING = 128  # a difference below this is padding, or tokens with a special meaning
 
 

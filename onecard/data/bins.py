@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from onecard.data.hub.catalogue import NAMES
 from onecard.errors import UserError
-from onecard.vocabulary import Wanted
+from onecard.vocabulary import OWN_TOKENS, Wanted
 
 META_SCHEMA = 1
 # Beside the bins while prepare is at work on them, or was when it was killed.
@@ -34,7 +34,6 @@ _LOOK = 4096  # tokens
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
-_OF_OWN_TOKENS = ("stdlib", "shakespeare_char")  # bytes and characters, whoever trains on them
 
 
 class _Part:
@@ -369,7 +368,7 @@ def _missing(data_dir: Path, split: Split, wanted: Wanted = Wanted(None)) -> Use
         n: n for n in NAMES if n != "fineweb"
     }
     command = f"onecard prepare {by_name.get(name, f'FILES-OR-FOLDER --name {name}')}"
-    if wanted.tokenizer is not None and name not in _OF_OWN_TOKENS:
+    if wanted.tokenizer is not None and name not in OWN_TOKENS:
         command += f" --train-tokenizer {wanted.tokenizer}"
     command = wanted.command or command
     if (data_dir / JOURNAL_NAME).exists():

@@ -33,6 +33,7 @@ from onecard.plan.search import (
 )
 from onecard.plan.settings import setting_of
 from onecard.shapes import PRETRAINED, Nanochat2026Shape, Shape
+from onecard.vocabulary import OWN_TOKENS
 
 GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
 _LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size
@@ -74,12 +75,6 @@ class Answer:
         """Tokens of one pass over the whole run, as prepare writes them."""
         tokens = self.config.max_iters * self.config.tokens_per_step
         return tokens * (2 if self.question.shape.vocab_size <= 2**16 else 4)
-
-    @property
-    def vocabulary_is_assumed(self) -> bool:
-        """Data of characters has a small one of its own, which is not known before it is prepared."""
-        assumed = self.config.vocab_size is None and prepared_vocabulary(self.config) is None
-        return assumed and "char" in self.config.dataset
 
     @property
     def loss(self) -> LossRange | None:
@@ -239,20 +234,43 @@ def vocabulary_of(config: RunConfig) -> int:
     if config.vocab_size:
         return config.vocab_size
     usual = dial.GENERATIONS[config.generation].vocab_size if config.arch == "nanochat" else None
-    return prepared_vocabulary(config) or usual or GPT2_PADDED_VOCABULARY
+    return prepared_vocabulary(config) or own_vocabulary(config) or usual or GPT2_PADDED_VOCABULARY
 
 
 def prepared_vocabulary(config: RunConfig) -> int | None:
     """Of the data that is there; None where there is none that says it."""
     try:
-        meta = json.loads((Path("data") / config.dataset / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads((_data_dir(config) / "meta.json").read_text(encoding="utf-8"))
         tokenizer = meta["tokenizer"]
         count = int(tokenizer["n_vocab"])
         if not 2 <= count <= _LARGEST_VOCABULARY:
             raise ValueError("no vocabulary has so many tokens")
-        return count if tokenizer["name"] == "char" else -(-count // 64) * 64
+        return _as_trained(tokenizer["name"], count)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def own_vocabulary(config: RunConfig) -> int | None:
+    """Of a dataset that prepare writes in characters or bytes: known before it is there."""
+    # Tokens that nobody has described are GPT-2's to the trainer, as to nanoGPT, whatever the folder's name.
+    if config.dataset not in OWN_TOKENS or (
+        data_is_there(config) and not (_data_dir(config) / "meta.pkl").exists()
+    ):
+        return None
+    return _as_trained(*OWN_TOKENS[config.dataset])
+
+
+def data_is_there(config: RunConfig) -> bool:
+    return any(_data_dir(config).glob("*.bin"))
+
+
+def _data_dir(config: RunConfig) -> Path:
+    return Path("data") / config.dataset
+
+
+def _as_trained(tokenizer: str, count: int) -> int:
+    """As train/start.py sizes the embedding."""
+    return count if tokenizer == "char" else -(-count // 64) * 64
 
 
 def question_of(config: RunConfig, target: Target) -> Question:

@@ -23,7 +23,7 @@ from onecard.plan.options import Options
 from onecard.plan.search import chosen
 from onecard.plan.speed import StepTime
 from onecard.plan.tables import Row, print_parts, print_rows, terms_together
-from onecard.plan.verdict import DESKTOP, host_remark
+from onecard.plan.verdict import DESKTOP, host_remark, vocabulary_remark
 from onecard.shapes import GPT2Shape
 
 Priced = tuple[bool, NanoGPTBill, StepTime | None]
@@ -122,8 +122,9 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     out = console()
     name = Text.from_markup(f"[bold]nanoGPT[/bold], {model_name(shape)}")
     print_parts(out, [name, Text(target.card.name), Text(question.dtype)], " · ")
-    for text in _verdict(rows, config.compile, target):
-        out.print(text, highlight=False)
+    for text in (*_verdict(rows, config.compile, target), vocabulary_remark(question)):
+        if text:
+            out.print(text, highlight=False)
     out.print()
     costs = {row[0]: _cost(config, shape, target, row) for row in rows}
     our_cost = cost_of_choice(ours, target, options) if ours is not None else None

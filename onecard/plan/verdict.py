@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from onecard.language import _
-from onecard.plan.answer import Answer
+from onecard.plan.answer import Answer, data_is_there, own_vocabulary, prepared_vocabulary
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.search import Choice
+from onecard.plan.search import Choice, Question
+from onecard.shapes import PRETRAINED
+from onecard.vocabulary import OWN_TOKENS
 
 # What a desktop with a browser takes of the card it is drawn by, in GiB.
 DESKTOP = 1.0
@@ -54,6 +56,31 @@ def host_remark(target: Target, choice: Choice) -> str:
     )
 
 
+def vocabulary_remark(question: Question) -> str:
+    """Where the data is not there yet: the vocabulary it will have, or the one that is assumed.
+
+    Data of characters has a small one of its own, which the usual one is far from.
+    """
+    config = question.config
+    # A nanochat's config has the vocabulary written into it by then.
+    chosen = config.is_set("vocab_size") or config.init_from in PRETRAINED
+    if chosen or prepared_vocabulary(config) is not None:
+        return ""
+    name, size = config.dataset, question.shape.vocab_size
+    if own_vocabulary(config) is not None:
+        if data_is_there(config):  # nanoGPT's own, of the same text
+            return ""
+        tokenizer, count = OWN_TOKENS[name]
+        told = _("data/{name} is not prepared yet: its vocabulary will be bytes, {n:,} tokens.")
+        if tokenizer == "char":
+            told = _("data/{name} is not prepared yet: its vocabulary will be {n:,} characters.")
+        return told.format(name=name, n=count)
+    if "char" not in name:
+        return ""
+    told = _("data/{name} is not prepared yet: a vocabulary of {n:,} is assumed (--vocab_size).")
+    return told.format(name=name, n=size)
+
+
 def _as_it_stands(given: Choice) -> str:
     need, there = given.bill.process / GIB, given.question.allowed / GIB
     if given.fits:
@@ -82,12 +109,8 @@ def _remarks(answer: Answer, choice: Choice) -> list[str]:
         )
     if config.dropout:
         texts.append(_("The time that dropout takes is not counted."))
-    if answer.vocabulary_is_assumed:
-        texts.append(
-            _("data/{name} is not prepared yet: a vocabulary of {n:,} is assumed (--vocab_size).").format(
-                name=config.dataset, n=answer.question.shape.vocab_size
-            )
-        )
+    if told := vocabulary_remark(answer.question):
+        texts.append(told)
     if target.taken > GIB / 10:
         texts.append(_("Other programs hold {n:.2f} GiB of the card now.").format(n=target.taken / GIB))
     return texts

@@ -7,7 +7,9 @@ import pytest
 from onecard.data import tokenizer
 from onecard.data.hub import catalogue
 from onecard.data.hub.catalogue import NAMES, lookup
+from onecard.data.prepare.sources import STDLIB
 from onecard.errors import UserError
+from onecard.vocabulary import OWN_TOKENS
 
 
 def test_the_names() -> None:
@@ -127,3 +129,10 @@ def test_a_dump_of_another_form(given: str) -> None:
 
 def test_the_catalogue_needs_no_heavy_import() -> None:
     assert not {"numpy", "huggingface_hub", "urllib"} & set(vars(catalogue))
+
+
+def test_what_is_known_of_tokens_before_they_are_there_is_what_prepare_writes() -> None:
+    """Plan counts on it, and may import neither the catalogue nor a tokenizer."""
+    by_character = {name: ("char", 65) for name in NAMES if lookup(name).tokenizer == "char"}
+    by_byte = {STDLIB: ("byte", tokenizer.make_tokenizer("byte").n_vocab)}
+    assert by_character | by_byte == OWN_TOKENS

@@ -53,3 +53,73 @@ def test_what_would_fit_without_auto_fit_is_still_shown(capsys: pytest.CaptureFi
     for part in ("As it stands it does not fit", "train would refuse", "Fits, and is as fast",
                  "tokens/s", "kWh", "Back to speed"):  # fmt: skip
         assert part in text
+
+
+# --- data that is not there yet -------------------------------------------------------------------
+
+SHAKESPEARE = str(ROOT / "config" / "train_shakespeare_char.py")
+DEMO = str(ROOT / "config" / "demo.py")
+
+
+@pytest.mark.parametrize(
+    ("config", "vocabulary", "said"),
+    [
+        (SHAKESPEARE, 65, "data/shakespeare_char is not prepared yet: its vocabulary will be 65 characters."),
+        # Bytes and their end of text, rounded up to the trainer's multiple of 64.
+        (DEMO, 320, "data/stdlib is not prepared yet: its vocabulary will be bytes, 257 tokens."),
+    ],
+)
+def test_a_dataset_of_characters_or_bytes_has_its_own_vocabulary_before_it_is_there(
+    config: str, vocabulary: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, pinned = told(capsys, config, f"--vocab_size={vocabulary}")
+    _, found = told(capsys, config)
+    assert found["model"] == pinned["model"] and found["memory"] == pinned["memory"]
+    assert found["loss"] is None, "of characters and bytes nothing is known"
+    code, text = shown(capsys, config)
+    assert code == 0 and said in text and "web text" not in text and "assumed" not in text
+    _, text = shown(capsys, config, f"--vocab_size={vocabulary}")
+    assert "prepared" not in text, "who says it needs no data for it"
+
+
+def test_nanogpt_is_priced_with_that_vocabulary_too(capsys: pytest.CaptureFixture[str]) -> None:
+    _, pinned = told(capsys, SHAKESPEARE, "--as=nanogpt", "--vocab_size=65")
+    _, found = told(capsys, SHAKESPEARE, "--as=nanogpt")
+    assert found["memory"] == pinned["memory"]
+    _, text = shown(capsys, SHAKESPEARE, "--as=nanogpt")
+    assert "its vocabulary will be 65 characters" in text
+
+
+def test_characters_of_other_data_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = shown(capsys, "--dataset=my_chars", "--max_iters=10")
+    assert "data/my_chars is not prepared yet: a vocabulary of 50,304 is assumed" in text
+    assert "vocabulary" not in shown(capsys, "--dataset=mine", "--max_iters=10")[1]
+
+
+def test_tokens_that_are_there_count_for_what_the_trainer_takes_them_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With nanoGPT's table of characters they are its 65; with nothing beside them, GPT-2's."""
+    _, gpt2 = told(capsys, SHAKESPEARE, "--vocab_size=50304")
+    _, characters = told(capsys, SHAKESPEARE, "--vocab_size=65")
+    folder = Path("data") / "shakespeare_char"
+    folder.mkdir(parents=True)
+    (folder / "train.bin").touch()
+    assert told(capsys, SHAKESPEARE)[1]["model"] == gpt2["model"]
+    (folder / "meta.pkl").touch()
+    assert told(capsys, SHAKESPEARE)[1]["model"] == characters["model"]
+    assert "prepared" not in shown(capsys, SHAKESPEARE)[1]
+
+
+# --- runs that only evaluate ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--as=nanogpt"]])
+def test_a_run_that_only_evaluates_is_said_not_to_train(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "--gpu=RTX 4070", "--init_from=gpt2", "--batch_size=8", *more]
+    assert main([*words, "--eval_only=True"]) == 0
+    assert "note: with eval_only=True train would only evaluate" in capsys.readouterr().err
+    assert main(words) == 0
+    assert "eval_only" not in capsys.readouterr().err
