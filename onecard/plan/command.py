@@ -37,12 +37,8 @@ def plan_command(words: Sequence[str], also_known: frozenset[str] = frozenset())
 
 def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
     config = load_config(RunConfig, rest, also_known)
-    other = other_vocabulary(config, prepared_vocabulary(config))
-    for note in (*config.notes, *([other] if other else [])):
+    for note in _notes(config, options):
         print(_("note: {text}").format(text=note), file=sys.stderr)
-    if options.watts is not None:
-        text = _("--watts counts for energy and money alone: a card held to less power is slower than this")
-        print(_("note: {text}").format(text=text), file=sys.stderr)
     figures = Figures(options.tflops, options.bandwidth, options.watts)
     looking_for_sizes = options.largest or options.by is not None
     assumed = looking_for_sizes and options.gpu is not None and options.host_ram is None
@@ -63,6 +59,25 @@ def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
 
         show(found, console())
     return 0 if found.fits else 1
+
+
+def _notes(config: RunConfig, options: Options) -> list[str]:
+    """What to know before the answer is read."""
+    notes = list(config.notes)
+    if other := other_vocabulary(config, prepared_vocabulary(config)):
+        notes.append(other)
+    if options.watts is not None:
+        notes.append(
+            _("--watts counts for energy and money alone: a card held to less power is slower than this")
+        )
+    if config.eval_only:
+        notes.append(
+            _(
+                "with eval_only=True train would only evaluate: whether it fits, the time and the cost here "
+                "are those of training without eval_only"
+            )
+        )
+    return notes
 
 
 def console() -> Any:

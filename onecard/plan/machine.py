@@ -70,11 +70,17 @@ def find_target(
 ) -> Target:
     """The card named, or this machine's."""
     figures = figures or Figures()
+    example = "onecard plan CONFIG --gpu 'RTX 4070'"
+    if gpu is None and config.device.startswith("cpu"):
+        # Also where there is a card: the run would not be on it.
+        raise UserError(
+            _("runs on a CPU cannot be planned"),
+            _("plan knows the memory and the speed of cards"),
+            _("--gpu NAME plans for a card: {example}").format(example=example),
+        )
     local = next(iter(local_gpus()), None) if gpu is None else None
     if gpu is None and local is None:
-        raise UserError(
-            _("there is no card in this machine to plan for"), hint="onecard plan CONFIG --gpu 'RTX 4070'"
-        )
+        raise UserError(_("there is no card in this machine to plan for"), hint=example)
     if local is not None:
         capacity = local.total_bytes or int((local.card.memory_gb if local.card else 0) * GIB)
         if not capacity:

@@ -124,6 +124,17 @@ def test_no_card_and_a_silent_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         find_target(load_config(RunConfig, []), None)
 
 
+@pytest.mark.parametrize("cards", [[], [UNKNOWN]])
+def test_a_run_on_the_cpu_is_not_planned_for_a_card_unless_one_is_named(
+    cards: list[LocalGpu], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_gpus(monkeypatch, *cards)
+    assert main(["plan", "--device=cpu", "--max_iters=10"]) == 2
+    told = capsys.readouterr().err
+    assert "runs on a CPU cannot be planned" in told and "--gpu NAME" in told
+    assert main(["plan", "--device=cpu", "--max_iters=10", "--gpu=RTX 4070"]) == 0
+
+
 # --- figures of one's own -----------------------------------------------------------------------
 
 OWN = ["--gpu", "My card", "--tflops", "30", "--bandwidth=500", "--vram_limit=12", "--max_iters=1000"]
