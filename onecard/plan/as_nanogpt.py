@@ -8,6 +8,7 @@ from datetime import datetime
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.language import _, number
+from onecard.plan.amounts import duration
 from onecard.plan.answer import cost_of_choice, question_of
 from onecard.plan.bill import CONTEXT
 from onecard.plan.cost import Cost, cost_of
@@ -117,7 +118,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     from rich.text import Text
 
     from onecard.plan.command import console
-    from onecard.plan.show import TELLING, duration, model_name
+    from onecard.plan.show import TELLING, model_name
 
     out = console()
     name = Text.from_markup(f"[bold]nanoGPT[/bold], {model_name(shape)}")

@@ -12,6 +12,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.knobs import load_config
 from onecard.language import _, english, number
+from onecard.plan.amounts import count, duration
 from onecard.plan.answer import Answer, answer, prepared_vocabulary
 from onecard.plan.largest import Size, best_for_time, flags_of, largest_models, longest_blocks
 from onecard.plan.lines import GIB
@@ -102,7 +103,7 @@ def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_ass
             _("not even the smallest model fits into {n:.2f} GiB").format(n=found.target.allowed / GIB),
             exit_code=1,
         )
-    from onecard.plan.show import TELLING, count, duration, way_name
+    from onecard.plan.show import TELLING, way_name
 
     out = console()
     have, host = number(found.target.allowed / GIB, ".2f"), found.target.host
@@ -152,8 +153,6 @@ def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_ass
 
 
 def _table_of_sizes(out: Any, title: str, sizes: list[Size], note: str = "") -> None:
-    from onecard.plan.show import count
-
     headings = [_("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), _("tokens/s")]
     rows = []
     for size in sizes:

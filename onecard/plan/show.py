@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from onecard.language import _, number
+from onecard.plan.amounts import count, duration, energy, file_size, kwh_cell, speed
 from onecard.plan.answer import Answer
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB, Line
@@ -88,19 +89,6 @@ def _way_part(part: str) -> str:
     if words == "loss chunk":
         return _("loss chunk {n}").format(n=number(int(figure.replace(",", "")), ","))
     return _(part)
-
-
-def duration(seconds: float) -> str:
-    """In the unit a person would use."""
-    if seconds < 90:
-        return _("{n:.0f} s").format(n=seconds)
-    if seconds < 5400:
-        return _("{n:.0f} min").format(n=seconds / 60)
-    if seconds < 2 * 86400:
-        return _("{n:.1f} h").format(n=seconds / 3600)
-    if seconds < 1000 * 86400:
-        return _("{n:.1f} days").format(n=seconds / 86400)
-    return _("{n:,.0f} years").format(n=seconds / 86400 / 365)
 
 
 def model_name(shape: Shape) -> str:
@@ -215,10 +203,10 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     step = choice.step
     assert step is not None
     table = Table(box=None, pad_edge=False, show_header=False)
-    speed = _("{n:,.0f} tokens/s, {s:.2f} s a step").format(n=step.tokens_per_s, s=step.seconds)
+    pace = speed(step.tokens_per_s, step.seconds)
     if step.mfu is not None:
-        speed += ", " + _("{mfu:.0%} of the card's peak (MFU)").format(mfu=step.mfu)
-    table.add_row(_("speed"), speed)
+        pace += ", " + _("{mfu:.0%} of the card's peak (MFU)").format(mfu=step.mfu)
+    table.add_row(_("speed"), pace)
     rates = answer.question.rates
     assert rates is not None
     measured = answer.target.measured
@@ -251,16 +239,9 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     if cost.amount is None:
         table.add_row(_("energy"), _("not known without the card's power: --watts W"))
     else:
-        table.add_row(
-            _("energy"),
-            _(
-                "{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC ({watts:.0f} W besides the card)"
-            ).format(
-                card=cost.card_kwh,
-                pc=cost.pc_kwh,
-                watts=answer.options.idle_watts_beside(answer.target.card),
-            ),
-        )
+        assert cost.card_kwh is not None and cost.pc_kwh is not None
+        beside_card = answer.options.idle_watts_beside(answer.target.card)
+        table.add_row(_("energy"), energy(cost.card_kwh, cost.pc_kwh, beside_card))
         table.add_row(
             _("cost"),
             _("{amount:,.2f} {currency} at {price:.2f} {currency} a kWh").format(
@@ -269,8 +250,8 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
         )
     table.add_row(
         _("disk"),
-        _("{each:.1f} GB a checkpoint, three are kept; {data:.1f} GB of tokens for one pass").format(
-            each=answer.checkpoint(choice) / 1e9, data=answer.data_bytes / 1e9
+        _("{each} a checkpoint, three are kept; {data} of tokens for one pass").format(
+            each=file_size(answer.checkpoint(choice)), data=file_size(answer.data_bytes)
         ),
     )
     return table
@@ -295,14 +276,6 @@ def _loss_rows(answer: Answer) -> list[tuple[str, str]]:
     return [(_("loss"), told.format(low=loss.low, high=loss.high)), ("", f"[dim]{'; '.join(source)}[/dim]")]
 
 
-def count(tokens: float) -> str:
-    """As people write it: 1.54M, 3.15B."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if tokens >= size:
-            return number(tokens / size, ".3g") + letter
-    return number(tokens, ".0f")
-
-
 def _when(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%d %H:%M")
 
@@ -318,7 +291,7 @@ def show_comparison(answer: Answer, console: Console) -> None:
             str(choice.setting.micro_batch), number(choice.tokens_per_s, ",.0f") if cost else "-",
             duration(cost.seconds) if cost else "-", number(choice.bill.process / GIB, ".2f"),
             number(choice.host_bytes / GIB, ".1f") if choice.bill.host else "",
-            number(cost.pc_kwh, ",.1f") if cost and cost.pc_kwh is not None else "-",
+            kwh_cell(cost.pc_kwh) if cost and cost.pc_kwh is not None else "-",
             number(cost.amount, ",.2f") if cost and cost.amount is not None else "-",
         )  # fmt: skip
         rows.append(Row(way_name(name), figures, note, "" if choice.fits else "dim"))

@@ -1,0 +1,59 @@
+"""Amounts as people write them: in a unit, and with as many digits, that nothing comes out as 0.0."""
+
+from __future__ import annotations
+
+from onecard.language import _, number
+
+FEW_KWH = 0.1  # less is told in Wh
+
+
+def duration(seconds: float) -> str:
+    """In the unit a person would use."""
+    if seconds < 0.1:
+        return _("{n:.0f} ms").format(n=1000 * seconds)
+    if seconds < 0.95:
+        return _("{n:.1f} s").format(n=seconds)
+    if seconds < 90:
+        return _("{n:.0f} s").format(n=seconds)
+    if seconds < 5400:
+        return _("{n:.0f} min").format(n=seconds / 60)
+    if seconds < 2 * 86400:
+        return _("{n:.1f} h").format(n=seconds / 3600)
+    if seconds < 1000 * 86400:
+        return _("{n:.1f} days").format(n=seconds / 86400)
+    return _("{n:,.0f} years").format(n=seconds / 86400 / 365)
+
+
+def count(tokens: float) -> str:
+    """As people write it: 1.54M, 3.15B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= size:
+            return number(tokens / size, ".3g") + letter
+    return number(tokens, ".0f")
+
+
+def speed(tokens_per_s: float, step_seconds: float) -> str:
+    if step_seconds < 0.1:
+        told = _("{n:,.0f} tokens/s, {ms:.1f} ms a step")
+        return told.format(n=tokens_per_s, ms=1000 * step_seconds)
+    return _("{n:,.0f} tokens/s, {s:.2f} s a step").format(n=tokens_per_s, s=step_seconds)
+
+
+def energy(card_kwh: float, pc_kwh: float, watts_beside: float) -> str:
+    if card_kwh < FEW_KWH:
+        told = _("{card:,.1f} Wh by the card, {pc:,.1f} by the whole PC ({watts:.0f} W besides the card)")
+        return told.format(card=1000 * card_kwh, pc=1000 * pc_kwh, watts=watts_beside)
+    told = _("{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC ({watts:.0f} W besides the card)")
+    return told.format(card=card_kwh, pc=pc_kwh, watts=watts_beside)
+
+
+def kwh_cell(kwh: float) -> str:
+    """Where the heading is the unit."""
+    return number(kwh, ",.1f" if kwh >= FEW_KWH else ".4f")
+
+
+def file_size(bytes_: float) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB")):
+        if bytes_ >= 0.1 * size:
+            return number(bytes_ / size, ".1f") + " " + unit
+    return number(bytes_ / 1e3, ".1f") + " kB"
