@@ -33,6 +33,13 @@ class Wanted:
     command: str = ""
 
 
+def embedding_rows(tokenizer: str, tokens: int) -> int:
+    """How many tokens a model of this data knows."""
+    if tokenizer == "char":
+        return tokens  # as nanoGPT sizes it, so that its checkpoints fit
+    return -(-tokens // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
+
+
 def wanted_data(config: RunConfig) -> Wanted:
     """For who has no data yet."""
     command = _recipe(config)

@@ -33,7 +33,7 @@ from onecard.plan.search import (
 )
 from onecard.plan.settings import setting_of
 from onecard.shapes import PRETRAINED, Nanochat2026Shape, Shape
-from onecard.vocabulary import OWN_TOKENS
+from onecard.vocabulary import OWN_TOKENS, embedding_rows
 
 GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
 _LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size
@@ -245,7 +245,7 @@ def prepared_vocabulary(config: RunConfig) -> int | None:
         count = int(tokenizer["n_vocab"])
         if not 2 <= count <= _LARGEST_VOCABULARY:
             raise ValueError("no vocabulary has so many tokens")
-        return _as_trained(tokenizer["name"], count)
+        return embedding_rows(tokenizer["name"], count)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
@@ -257,7 +257,7 @@ def own_vocabulary(config: RunConfig) -> int | None:
         data_is_there(config) and not (_data_dir(config) / "meta.pkl").exists()
     ):
         return None
-    return _as_trained(*OWN_TOKENS[config.dataset])
+    return embedding_rows(*OWN_TOKENS[config.dataset])
 
 
 def data_is_there(config: RunConfig) -> bool:
@@ -266,11 +266,6 @@ def data_is_there(config: RunConfig) -> bool:
 
 def _data_dir(config: RunConfig) -> Path:
     return Path("data") / config.dataset
-
-
-def _as_trained(tokenizer: str, count: int) -> int:
-    """As train/start.py sizes the embedding."""
-    return count if tokenizer == "char" else -(-count // 64) * 64
 
 
 def question_of(config: RunConfig, target: Target) -> Question:

@@ -78,10 +78,10 @@ class Beside:
 
     def _events(self) -> Iterator[dict[str, Any]]:
         try:
-            lines = self._directory.events_path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):
+            text = self._directory.events_path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
             return
-        for line in lines:
+        for line in text.splitlines():
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError):

@@ -123,9 +123,9 @@ class RunDirectory:
     def _config_of_checkpoint(self) -> RunConfig | None:
         """Where config.json is lost: the newest checkpoint has its values, if not what the user had set."""
         usual = RunConfig()
-        for folder in sorted(self.checkpoints.glob("step-*"), reverse=True):
+        for path in self.checkpoint_states():
             with contextlib.suppress(UserError, KeyError, TypeError, AttributeError, ValueError):
-                values = (read_json(folder / STATE_NAME) or {})["config"]
+                values = (read_json(path) or {})["config"]
                 changed = {name for name, value in values.items() if value != getattr(usual, name, value)}
                 changed -= {"max_iters"} if values.get("tokens") else set()  # one follows from the other
                 return from_values(RunConfig, values, dict.fromkeys(changed, _LAST_SAVED))

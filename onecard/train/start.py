@@ -30,7 +30,7 @@ from onecard.train.memory import use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
-from onecard.vocabulary import other_vocabulary, wanted_data
+from onecard.vocabulary import embedding_rows, other_vocabulary, wanted_data
 
 GPT2_PADDED_VOCAB = 50304
 # Knobs that a checkpoint decides.
@@ -266,9 +266,7 @@ def _vocabulary(data_dir: Path) -> int:
     tokenizer = load_tokenizer(data_dir)
     if tokenizer is None:
         return GPT2_PADDED_VOCAB
-    if tokenizer.name == "char":
-        return tokenizer.n_vocab  # as nanoGPT sizes it, so that its checkpoints fit
-    return -(-tokenizer.n_vocab // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
+    return embedding_rows(tokenizer.name, tokenizer.n_vocab)
 
 
 def _model_from(source: Source, shape: Shape) -> Decoder:
