@@ -187,20 +187,6 @@ def run_all(options: argparse.Namespace) -> Row:
     ready = in_own_process(partial(safely, partial(prepare_data, options), False), options.limit_seconds)
     if "error" in ready:
         raise SystemExit(f"error: the data could not be prepared: {ready['error']}\n{ready.get('trace', '')}")
-
-    def keep(part: str, name: str, row: Row) -> None:
-        if trace := row.pop("trace", None):
-            print(trace, file=sys.stderr)
-        for key in ("card", "torch"):
-            results[key] = row.pop(key, results.get(key))
-        rows.setdefault(part, {})[name] = row
-        told = row.get("error") or " ".join(
-            f"{key}={row[key]}" for key in ("setting", "tokens_per_s", "val_loss", "refits") if key in row
-        )
-        print(f"[{time.monotonic() - began:5.0f} s] {part}, {name}: {told}", file=sys.stderr, flush=True)
-        results["checks"] = judged(options, rows)
-        write(options.out, results)
-
     for part in options.parts:
         for name, job in PARTS[part][0](options).items():
             there = rows.get(part, {}).get(name)
@@ -214,7 +200,18 @@ def run_all(options: argparse.Namespace) -> Row:
             started = time.monotonic()
             work = partial(safely, partial(watched, job.work), not options.tiny)
             row = in_own_process(work, min(job.limit, options.limit_seconds))
-            keep(part, name, row | {"took": round(time.monotonic() - started, 1)})
+            row["took"] = round(time.monotonic() - started, 1)
+            if trace := row.pop("trace", None):
+                print(trace, file=sys.stderr)
+            for key in ("card", "torch"):
+                results[key] = row.pop(key, results.get(key))
+            rows.setdefault(part, {})[name] = row
+            told = row.get("error") or " ".join(
+                f"{key}={row[key]}" for key in ("setting", "tokens_per_s", "val_loss", "refits") if key in row
+            )
+            print(f"[{time.monotonic() - began:5.0f} s] {part}, {name}: {told}", file=sys.stderr, flush=True)
+            results["checks"] = judged(options, rows)
+            write(options.out, results)
     results["checks"] = judged(options, rows)
     write(options.out, results)
     return results
