@@ -16,6 +16,8 @@ class Shape(Protocol):
     @property
     def n_layer(self) -> int: ...
     @property
+    def layer_kinds(self) -> int: ...
+    @property
     def n_head(self) -> int: ...
     @property
     def n_embd(self) -> int: ...
@@ -40,6 +42,7 @@ class GPT2Shape:
     """What determines the tensors of a GPT-2 as nanoGPT builds it (head tied to the embedding)."""
 
     arch: ClassVar[str] = "gpt2"
+    layer_kinds: ClassVar[int] = 1
 
     n_layer: int
     n_head: int
@@ -113,6 +116,7 @@ class NanochatShape:
     """
 
     arch: ClassVar[str] = "nanochat-2025"
+    layer_kinds: ClassVar[int] = 1
 
     n_layer: int
     n_head: int
@@ -217,6 +221,12 @@ class Nanochat2026Shape:
         if not self.value_embeddings:
             return ()
         return tuple(range((self.n_layer - 1) % 2, self.n_layer, 2))
+
+    @property
+    def layer_kinds(self) -> int:
+        """How many layers differ in what is compiled for them: the window, the value embedding."""
+        with_values = set(self.layers_with_value_embedding)
+        return len({(window, number in with_values) for number, window in enumerate(self.windows)})
 
     @property
     def middle_layer(self) -> int:

@@ -29,14 +29,16 @@ _COMPILED = {
     "nanochat-2025": {"none": 13.0, "mlp": 14.0, "block": 23.0},
     "nanochat-2026": {"none": 17.0, "mlp": 18.0, "block": 25.0},
 }
-# The same while the compiler tries its kernels out, in the first step of a run that finds none of them ready:
-# it copies what a kernel would overwrite (GPT-2: 0 to 4 values were seen), and clears the card's L2 cache
-# with a buffer as large as that is.
+# The same while the compiler tries its kernels out, before the first step of a run that finds none of them
+# ready, on one layer of each kind (Stepper._rehearse): it copies what a kernel would overwrite (GPT-2: 0 to 4
+# values were seen), and clears the card's L2 cache with a buffer as large as that is.
 _TRIED_OUT = {
     "gpt2": {"none": 10.0, "mlp": 14.0, "block": 17.0},
     "nanochat-2025": {"none": 12.0, "mlp": 16.0, "block": 23.0},
     "nanochat-2026": {"none": 16.0, "mlp": 17.0, "block": 26.0},
 }
+# In fp16 besides, in bytes: the residual stream is fp32.
+_WIDE_STREAM = {"gpt2": 2.0, "nanochat-2025": 2.0, "nanochat-2026": 4.0}
 TRYING_OUT = "kernels being tried out"
 # Uncompiled: temporaries alone, in bytes per token and n_embd, by compute dtype.
 _EAGER = {
@@ -83,30 +85,30 @@ def training_moments(
     tokens = setting.micro_batch * shape.block_size
     compute, stream = SIZES[dtype], stream_size(dtype)
     each = kept_by_layer(shape, tokens, setting.recompute, dtype, dropout)
-    always = [
-        Line(
-            "kept for the backward pass", shape.n_layer * each,
-            f"{shape.n_layer} layers × {each / tokens / shape.n_embd:.2f} bytes"
-            f" × {tokens:,} tokens × {shape.n_embd:,}",
-        ),
-        Line("tokens and targets", tokens * _INPUTS, f"{_INPUTS} bytes × {tokens:,} tokens"),
-    ]  # fmt: skip
+    kept, kept_of_each_kind = (_kept(shape, each, tokens, n) for n in (shape.n_layer, shape.layer_kinds))
+    always = [Line("tokens and targets", tokens * _INPUTS, f"{_INPUTS} bytes × {tokens:,} tokens")]
     if isinstance(shape, Nanochat2026Shape):
         always.append(_wide("gradient of the first layer's input", shape, tokens, max(4, compute)))
     if shape.arch != "gpt2":
         angles = 4 * shape.block_size * shape.head_dim
         always.append(Line("rotary angles", angles, f"4 bytes × {shape.block_size:,} × {shape.head_dim}"))
     ends = _wide("last hidden state and its gradient", shape, tokens, stream + 2 * compute)
-    loss = Moment("loss", (*always, ends, _logits(shape, setting.loss_chunk, tokens, dtype)))
+    loss = Moment("loss", (kept, *always, ends, _logits(shape, setting.loss_chunk, tokens, dtype)))
     incoming = _wide("gradient between layers", shape, tokens, stream)
     more = _beside_layer(shape, setting, tokens, dropout)
     own = _temporaries(shape, setting, dtype, tokens)
-    backward = Moment("backward pass of a layer", (*always, incoming, own, *more))
+    backward = Moment("backward pass of a layer", (kept, *always, incoming, own, *more))
     if not setting.compile:
         return loss, backward
     tried = _compiled_temporaries(_TRIED_OUT, shape, setting, dtype, tokens)
     cache = Line("a buffer to clear the cache with", l2_bytes, "the L2 cache of the largest such card")
-    return loss, backward, Moment(TRYING_OUT, (*always, incoming, tried, *more, cache))
+    return loss, backward, Moment(TRYING_OUT, (kept_of_each_kind, *always, incoming, tried, *more, cache))
+
+
+def _kept(shape: Shape, each: int, tokens: int, layers: int) -> Line:
+    per_value = each / tokens / shape.n_embd
+    formula = f"{layers} layers × {per_value:.2f} bytes × {tokens:,} tokens × {shape.n_embd:,}"
+    return Line("kept for the backward pass", layers * each, formula)
 
 
 def _wide(name: str, shape: Shape, tokens: int, size: float) -> Line:
@@ -135,7 +137,9 @@ def _temporaries(shape: Shape, setting: Setting, dtype: str, tokens: int) -> Lin
 def _compiled_temporaries(
     table: dict[str, dict[str, float]], shape: Shape, setting: Setting, dtype: str, tokens: int
 ) -> Line:
-    size = table[shape.arch][setting.recompute] * SIZES[dtype] + (2.0 if dtype == "float16" else 0.0)
+    size = table[shape.arch][setting.recompute] * SIZES[dtype]
+    if dtype == "float16":
+        size += _WIDE_STREAM[shape.arch]
     return _wide("a layer's temporaries", shape, tokens, size)
 
 

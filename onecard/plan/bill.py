@@ -16,12 +16,13 @@ from onecard.plan.activations import (
     Moment,
     evaluation_moment,
     sampling_moment,
+    stream_size,
     training_moments,
 )
 from onecard.plan.lines import GIB, Line, total
 from onecard.plan.settings import Setting
 from onecard.plan.standing import SIZES, Standing, standing
-from onecard.shapes import Shape
+from onecard.shapes import Nanochat2026Shape, Shape
 
 MIB = 2**20
 # cuBLAS takes a workspace in each of the two threads that multiply (torch's own choice of sizes).
@@ -36,9 +37,13 @@ _USUAL_L2 = 128 * MIB
 # enough for all of the grid that was tried without graphs, though eight take 9 to 77 MiB more when they may.
 _SLACK = 52 * MIB
 _MARGIN = 44 * MIB
-# In the first step alone, while kernels are tried out: one buffer on top, again and again, and what is free
-# lies in pieces too small for it. Of six that were given 84 MiB more than is in use five ran; the other one
-# had 102 MiB free when it failed.
+# nanochat-2026 with block: many buffers of several sizes, between which more is lost, in values of width
+# n_embd for every token, as wide as the residual stream. Without that four of five ran in a fresh process; 80
+# and 96 MiB found no place. In fp16 244 MiB were free in pieces, and 6.10 GiB enough where nothing hindered.
+_LOOSE_VALUES = 3.0
+# While kernels are tried out: one buffer on top, again and again, and what is free lies in pieces too small
+# for it. Of six that were given 84 MiB more than is in use five ran; the other one had 102 MiB free when it
+# failed.
 _TRIAL_MARGIN = 64 * MIB
 # Driver, kernels, libraries: 0.67 to 0.75 GiB on an H200 with torch 2.11, with nanochat's d32 0.84. Smaller
 # cards take less, not more.
@@ -95,6 +100,7 @@ class Bill:
     building: Line  # host memory while the model is built
     resuming: Line  # and while a checkpoint is read
     graph_bytes: int = 0
+    margin: int = _MARGIN
 
     @property
     def worst(self) -> Moment:
@@ -138,7 +144,7 @@ class Bill:
     def _room_beside(self, moment: Moment) -> int:
         if moment.name == TRYING_OUT:
             return _SLACK + _TRIAL_MARGIN
-        return self.graph_bytes + _GRAPH_MARGIN if self.graph_bytes else _SLACK + _MARGIN
+        return self.graph_bytes + _GRAPH_MARGIN if self.graph_bytes else _SLACK + self.margin
 
     @property
     def process(self) -> int:
@@ -211,7 +217,12 @@ def training_bill(
     building = Line("the model while it is built", size * shape.parameters, f"{size} bytes × {count}")
     states = checkpoint_bytes(shape, setting, by_muon) - building.bytes
     resuming = Line("states while a checkpoint is read", max(states, 0), "as they are stored")
-    return Bill(setting, held, tuple(moments), workspace(compute_capability), building, resuming, graph)
+    margin = _MARGIN
+    if isinstance(shape, Nanochat2026Shape) and setting.recompute == "block":
+        width = _LOOSE_VALUES * stream_size(dtype) * shape.n_embd
+        margin += int(width * setting.micro_batch * shape.block_size)
+    space = workspace(compute_capability)
+    return Bill(setting, held, tuple(moments), space, building, resuming, graph, margin)
 
 
 def sampling_bill(

@@ -21,7 +21,14 @@ from onecard.plan.bill import micro_batch_bytes, recorded_bytes
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
 from onecard.train.memory import is_capped, measure_afresh, peak_memory_gib
-from onecard.train.replay import Compute, CudaRecording, Replay, host_share
+from onecard.train.replay import (
+    Compute,
+    CudaRecording,
+    Replay,
+    give_back,
+    host_share,
+    take_workspaces,
+)
 
 # Rounding of bf16 totals draws from a stream of its own, apart from the update's.
 _TOTALS_STREAM = 1
@@ -111,7 +118,7 @@ class Stepper:
 
         The allocator then asks for room for the whole of a tensor, even where only its end would have to be
         added to a segment, and where there is not as much it waits for the card and gives everything back
-        first: in every micro-batch, in a setting that just fits.
+        first: in every micro-batch, in a setting that just fits. What stays must not come to lie amid it.
         """
         recorded = self.replay is not None and self.replay.held_bytes > 0  # it has its own
         if self._took_room or recorded or not is_capped(self.device):
@@ -119,6 +126,7 @@ class Stepper:
         self._took_room, peak = True, peak_memory_gib(self.device)
         setting = self._setting_of(sequences)
         room = micro_batch_bytes(self.model.shape, setting, self.dtype, self.dropout)
+        take_workspaces(self.device)
         try:
             torch.empty(room, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError:
@@ -142,6 +150,7 @@ class Stepper:
         layers = self.model.one_of_each_kind()
         self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers)
         self._clear()
+        give_back()  # what it leaves behind would lie amid the room of real micro-batches
 
     def run(
         self,
@@ -152,12 +161,12 @@ class Stepper:
         on_micro: Callable[[int, int], None] = lambda done, total: None,
     ) -> StepResult | None:
         """One step, or None if `stop` said so between micro-batches; then nothing has changed."""
-        self._take_room(max(micros.sizes))
         step_tokens = sum(micros.sizes) * self.model.shape.block_size
         loss = torch.zeros((), device=self.device)
         try:
             if not self._rehearsed:
                 self._rehearse(max(micros.sizes))
+            self._take_room(max(micros.sizes))
             for done, micro in enumerate(micros):
                 if stop():
                     self._clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from onecard.model.family import model_class
 from onecard.optim.held import Storage
 from onecard.optim.rules import Rates
 from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
+from onecard.train import step as step_module
 from onecard.train.step import Stepper
 
 SHAPES = {
@@ -83,7 +85,7 @@ def test_one_layer_of_each_kind() -> None:
         model = model_class(shape).initialised(shape, 3)
         specs = model.layer_specs()
         assert {specs[number] for number in model.one_of_each_kind()} == set(specs)
-        assert len(model.one_of_each_kind()) == kinds
+        assert len(model.one_of_each_kind()) == shape.layer_kinds == kinds
 
 
 def test_once_for_every_setting_and_not_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,3 +128,38 @@ def test_running_out_in_it_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
         weights_after(stepper, 1)
     for name, tensor in weights_after(stepper, 1).items():
         assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_micro_batch_has_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a cap: what stays on the card (matmul workspaces) is there before the room is taken, and what the
+    rehearsal left has gone; once for every setting, and again when all was given back."""
+    happened: list[str] = []
+    plain_rehearsal, plain_loss = Stepper._rehearse, Stepper._loss_of
+
+    def rehearse(stepper: Stepper, sequences: int) -> None:
+        happened.append("rehearsal")
+        plain_rehearsal(stepper, sequences)
+
+    def loss_of(stepper: Stepper, *inputs: Any) -> Tensor:
+        if len(inputs) == 5:
+            happened.append("micro-batch")
+        return plain_loss(stepper, *inputs)
+
+    def empty(room: int, *, dtype: torch.dtype, device: str) -> None:
+        assert dtype == torch.uint8 and room > 0
+        happened.append("room")
+
+    monkeypatch.setattr(Stepper, "_rehearse", rehearse)
+    monkeypatch.setattr(Stepper, "_loss_of", loss_of)
+    monkeypatch.setattr(step_module, "is_capped", lambda device: True)
+    monkeypatch.setattr(step_module, "give_back", lambda: happened.append("given back"))
+    monkeypatch.setattr(step_module, "take_workspaces", lambda device: happened.append("workspaces"))
+    stepper = stepper_of("gpt2")
+    with monkeypatch.context() as patched:
+        patched.setattr(step_module, "torch", SimpleNamespace(**vars(torch) | {"empty": empty}))
+        weights_after(stepper, steps=2)
+        assert happened == ["rehearsal", "given back", "workspaces", "room", *4 * ["micro-batch"]]
+        happened.clear()
+        stepper.release()
+        weights_after(stepper, steps=1)
+        assert happened == ["workspaces", "room", *2 * ["micro-batch"]]
