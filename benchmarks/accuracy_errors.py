@@ -57,26 +57,32 @@ def predict(case: Case, call: Row, kind: str = "card", launch_us: float | None =
     }  # fmt: skip
 
 
-def seconds_of(row: Row) -> float:
-    """Of a step: the middle of all the times it was measured."""
-    return statistics.median([*row.get("earlier_seconds", []), row["measured"]["seconds"]])
+def least_seconds(row: Row) -> float:
+    """Of all the times that a step was measured: what else a shared host does only adds to it."""
+    return min([*row.get("earlier_seconds", []), row["measured"]["seconds"]])
+
+
+def quietest_launch_us(results: Row) -> float:
+    """The least that a launch cost at the beginning of a call or beside a configuration's steps."""
+    calls = [call["bench"]["launch_us"] for call in results["calls"] if call["bench"] is not None]
+    rows = [row["measured"]["launch_us"] for row in results["rows"] if "launch_us" in row.get("measured", {})]
+    return min(calls + rows)
 
 
 def recompute(results: Row, kind: str = "card") -> list[Row]:
     """Every measured configuration with what the formulas of today say of it, and how far off that is.
 
-    One figure for launches, the middle of all calls: a shared host changes from minute to minute, and what a
-    launch cost right before a configuration was timed says nothing about how long that took (docs/speed.md).
+    All are predicted for the host in its quietest minute: what a launch cost it then, and of a configuration
+    the least time it was measured to take. Shared, it changes from minute to minute (docs/speed.md).
     """
     found = []
-    timed = (call["bench"] for call in results["calls"] if call["bench"] is not None)
-    launch_us = statistics.median(bench["launch_us"] for bench in timed)
+    launch_us = quietest_launch_us(results)
     for row in results["rows"]:
         if "error" in row:
             continue
         case = case_of(row["config"])
         predicted = predict(case, results["calls"][row["call"]], kind, launch_us)
-        measured = row["measured"] | {"seconds": seconds_of(row)}
+        measured = row["measured"] | {"seconds": least_seconds(row)}
         entry: Row = {"name": case.name, "held_out": case.held_out, "family": case.family}
         for quantity in QUANTITIES:
             said, was = predicted[quantity], measured[quantity]

@@ -40,6 +40,7 @@ from processes import Turns
 import onecard.hardware.bench
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
+from onecard.hardware.bench_sizes import CARD_SIZES, CPU_SIZES
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
 from onecard.model.family import model_class
@@ -243,6 +244,12 @@ def kernels_by_kind(profile: torch.profiler.profile) -> dict[str, list[float]]:
     return found
 
 
+def launch_us(device: str) -> float:
+    """What a small kernel costs the host now, as `onecard bench` measures it."""
+    sizes = CARD_SIZES if device != "cpu" else CPU_SIZES
+    return onecard.hardware.bench.Bench(device, sizes).launch(0.1)
+
+
 def cap(need: int) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, need / total))
@@ -264,13 +271,16 @@ def measure(
         warm += steps.warm_up(AFTER_WAITING)
         count = timed_steps(case, expected)
         together = max(1, count // _GROUPS)
+        launches = [launch_us(device)]
         each = [steps.without_waiting(together) for _ in range(count // together)]
+        launches.append(launch_us(device))
         handed = [steps.step()[1] for _ in range(3)]
         assert (problem := steps.graph_problem()) is None, problem
         row: Row = {
             "measured": {
                 **steps.peaks(),
                 "seconds": statistics.median(each),
+                "launch_us": round(statistics.mean(launches), 3),
                 "each": [round(seconds, 6) for seconds in each],
                 "steps_of_each": together,
                 "handed_out": round(statistics.median(handed), 6),

@@ -4,8 +4,9 @@
     python benchmarks/plan_accuracy.py --out FILE.json --resume    (measure what FILE does not have yet)
         --lanes 4                (build and compile 4 at a time; measuring is one by one all the same)
         --again 'muon'           (and what FILE has, where the name matches; the oldest first. Peaks are then
-                                  the new ones, seconds the middle of all: a shared host has its moods)
-    python benchmarks/plan_accuracy.py --out FILE.json --caps      (again under caps, in fresh processes)
+                                  the new ones, seconds the least of all: a shared host only adds to them)
+    python benchmarks/plan_accuracy.py --out FILE.json --caps      (again under caps, in fresh processes:
+                                  what is not known to run in today's need, and what --again matches)
     python benchmarks/plan_accuracy.py --report FILE.json --worst 10
     python benchmarks/plan_accuracy.py --device cpu --tiny --count 3 --out FILE.json    (does it run?)
 
@@ -65,16 +66,18 @@ def call_of(options: argparse.Namespace) -> Row:
 
 
 def to_try_again(options: argparse.Namespace, results: Row) -> Iterator[tuple[Case, Row]]:
-    """Rows that are not known to run in what is predicted for them today."""
+    """Rows that are not known to run in what is predicted for them today, and those asked for."""
     states = {entry["name"]: entry["ran_under_cap"] for entry in recompute(results)}
     for row in results["rows"]:
-        if states.get(row["name"], True) is not True and re.search(options.only, row["name"]):
+        asked_for = options.again is not None and re.search(options.again, row["name"])
+        known = states.get(row["name"], True) is True  # what could not be measured has no state
+        if "error" not in row and re.search(options.only, row["name"]) and (asked_for or not known):
             yield case_of(row["config"]), row
 
 
 def with_earlier(row: Row, before: Row | None) -> Row:
-    """Seconds are kept of every time it was measured, as far as in the same way."""
-    if before is None or "error" in before or "steps_of_each" not in before["measured"]:
+    """Seconds are kept of every time it was measured."""
+    if before is None or "error" in before:
         return row
     return row | {"earlier_seconds": [*before.get("earlier_seconds", []), before["measured"]["seconds"]]}
 

@@ -5,8 +5,8 @@ layer costs the calls around it. Where the card is done sooner, it waits. A reco
 once.
 
 Operations are counted, views among them (tests/plan/test_host.py counts them in the models themselves). What
-one of them costs, or a compiled layer, is fitted to an H200's machine and rough: hosts differ, and shared
-ones from minute to minute.
+one of them costs, or a compiled layer, is fitted to an H200's machine in its quiet hours, and rough: hosts
+differ, and shared ones from minute to minute.
 """
 
 from __future__ import annotations
@@ -45,29 +45,31 @@ _ROUND, _REFINED_ROUND = 33, 54
 HOST_BOUND = 0.5
 
 # In launches. A layer's products and its attention cost the host more than other operations.
-_PER_OPERATION, _PER_LAYER = 1.28, 40
+_PER_OPERATION, _PER_LAYER = 1.82, 57
 _COMPILED_LAYER = {
-    "gpt2": {"none": 125, "mlp": 130, "block": 145},
-    "nanochat-2025": {"none": 141, "mlp": 146, "block": 182},
-    "nanochat-2026": {"none": 170, "mlp": 180, "block": 240},
+    "gpt2": {"none": 177, "mlp": 185, "block": 206},
+    "nanochat-2025": {"none": 200, "mlp": 207, "block": 258},
+    "nanochat-2026": {"none": 241, "mlp": 256, "block": 341},
 }
 # Of the update: of the products for all that is taken together and of what 2026 does around them, of what is
 # done matrix by matrix, of moving numbers here from the host and back (streams wait for each other), of
 # everything else; and a compiled call.
-_PER_PRODUCT, _PER_REFINED, _PER_MATRIX, _PER_VISITOR, _PER_OTHER = 1.7, 2.6, 0.6, 2.1, 1.3
-_COMPILED_CALL = 5
+_PER_PRODUCT, _PER_REFINED, _PER_MATRIX, _PER_VISITOR, _PER_OTHER = 2.4, 2.3, 0.85, 3.0, 1.4
+_COMPILED_CALL = 4.3
 _COMPILED_MATRIX = 8  # operations around the two calls of each
-_REPLAY = 60
+_REPLAY = 85
 
 
-def handing_out(shape: Shape, setting: Setting, launch: float, on_card: float) -> float:
-    """Seconds of the host for a micro-batch that the card computes in `on_card`."""
-    if not setting.may_record:
-        return micro_batch_launches(shape, setting) * launch
-    replayed, plain = _REPLAY * launch, micro_batch_launches(shape, setting) * launch
-    if setting.cuda_graphs is None and plain < HOST_BOUND * on_card:
-        return plain
-    return replayed
+def is_recorded(shape: Shape, setting: Setting, launch: float, on_card: float) -> bool:
+    """A micro-batch that the card computes in `on_card` if it is not."""
+    if setting.cuda_graphs is not None or not setting.may_record:
+        return setting.may_record
+    return micro_batch_launches(shape, setting) * launch >= HOST_BOUND * on_card
+
+
+def handing_out(shape: Shape, setting: Setting, launch: float, *, recorded: bool) -> float:
+    """Seconds of the host for a micro-batch."""
+    return launch * (_REPLAY if recorded else micro_batch_launches(shape, setting))
 
 
 def micro_batch_launches(shape: Shape, setting: Setting) -> float:

@@ -28,7 +28,7 @@ _REFERENCE_SM_RATE = 989e12 / 132
 _REFERENCE_SMS = 132
 # A server's cores are many and slow; the host of a GeForce card is likely a desktop's.
 _SERVERS = {(8, 0), (9, 0), (10, 0)}
-_SERVER_LAUNCH, _USUAL_LAUNCH = 9e-6, 5e-6
+_SERVER_LAUNCH, _USUAL_LAUNCH = 6.5e-6, 3.5e-6
 _BUS = {9: 50e9, 10: 50e9, 12: 45e9}
 _USUAL_BUS = 22e9  # PCIe 4.0 × 16
 
@@ -51,7 +51,7 @@ class Rates:
 
 # A middling card's, to rank settings on one of which nothing is known.
 ANY_CARD = Rates(
-    matmul=50e12, bandwidth=450e9, attention=45e12, short=20.0, narrow=10.0, kernel=5e-6, launch=10e-6,
+    matmul=50e12, bandwidth=450e9, attention=45e12, short=20.0, narrow=10.0, kernel=5e-6, launch=7e-6,
     to_card=_USUAL_BUS, to_host=_USUAL_BUS, peak=None, source="no card in particular", calibrated=False,
 )  # fmt: skip
 

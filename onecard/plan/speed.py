@@ -13,10 +13,10 @@ Bytes per value of `the rest` and the efficiencies are fitted to measured runs (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from onecard.plan.host import handing_out, micro_batch_operations, update_by_group
+from onecard.plan.host import handing_out, is_recorded, micro_batch_operations, update_by_group
 from onecard.plan.rates import Rates
 from onecard.plan.settings import Setting
 from onecard.plan.standing import SIZES, per_element
@@ -47,6 +47,8 @@ _KERNELS = {
     "nanochat-2026": {"none": 32, "mlp": 35, "block": 50},
 }
 _SMALL = 0.35
+# A recorded graph's kernels begin and end in so much of the time that they take one by one.
+_RECORDED = 0.62
 _ORTHOGONALISING = 0.9  # of the matmul rate: Muon's products
 _FORWARD_SHARE = 0.30  # of a micro-batch: what an evaluation costs
 
@@ -106,12 +108,16 @@ def step_time(
     """One step of `sequences` sequences in micro-batches of the setting's size, the last one smaller."""
     whole, rest = divmod(sequences, setting.micro_batch)
     micro = _micro_batch(shape, setting, dtype, rates, setting.micro_batch)
+    recorded = is_recorded(shape, setting, rates.launch, sum(micro))
+    closely = replace(rates, kernel=_RECORDED * rates.kernel) if recorded else rates
+    if recorded:
+        micro = _micro_batch(shape, setting, dtype, closely, setting.micro_batch)
     parts = [whole * part for part in micro]
     if rest:
-        last = _micro_batch(shape, setting, dtype, rates, rest)
+        last = _micro_batch(shape, setting, dtype, closely, rest)
         parts = [a + b for a, b in zip(parts, last, strict=True)]
     # The host runs ahead of the card where it can.
-    handing = handing_out(shape, setting, rates.launch, sum(micro))
+    handing = handing_out(shape, setting, rates.launch, recorded=recorded)
     host = (whole + bool(rest)) * handing
     done = max(host, sum(parts))
     if dtype == "float16":

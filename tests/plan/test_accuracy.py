@@ -174,16 +174,21 @@ def test_time_is_predicted_with_the_launches_of_the_machine(accuracy: Any) -> No
     fast, slow = (accuracy.predict(case, a_call(us))["seconds"] for us in (20.0, 40.0))
     assert 1.8 < slow / fast <= 2.0
     assert accuracy.predict(case, a_call(), "bench")["seconds"] > 0
-    # All rows by the same figure, the middle of what the calls found: not by that of their own call.
-    measured = {"allocated": 1.0, "reserved": 1.0, "seconds": slow}
-    calls = [a_call(us) for us in (20.0, 40.0, 90.0)]
+    # All rows by the same figure, the least that the calls found: not by that of their own call.
+    measured = {"allocated": 1.0, "reserved": 1.0, "seconds": fast}
+    calls = [a_call(us) for us in (40.0, 20.0, 90.0)]
     (row,) = accuracy.recompute({"calls": calls, "rows": [a_row(accuracy, case, measured)]})
-    assert row["predicted_seconds"] == slow and row["error_seconds"] == 0
-    # Calls in which nothing was timed do not count; a row measured three times counts with the middle.
+    assert row["predicted_seconds"] == fast and row["error_seconds"] == 0
+    measured["seconds"] = slow
+    # Calls in which nothing was timed do not count; a row measured three times counts with the least.
     calls.append(a_call(1.0) | {"bench": None})
-    again = a_row(accuracy, case, measured, earlier_seconds=[3 * slow, 2 * slow])
+    again = a_row(accuracy, case, measured, earlier_seconds=[3 * slow, 0.9 * slow])
     (row,) = accuracy.recompute({"calls": calls, "rows": [again]})
-    assert row["predicted_seconds"] == slow and row["measured_seconds"] == 2 * slow
+    assert row["predicted_seconds"] == fast and row["measured_seconds"] == 0.9 * slow
+    # A launch measured beside a configuration counts as those of the calls do.
+    again["measured"]["launch_us"] = 10.0
+    (row,) = accuracy.recompute({"calls": calls, "rows": [again]})
+    assert row["predicted_seconds"] < fast
 
 
 def test_a_small_model_may_be_64_mib_off_and_time_may_not(accuracy: Any) -> None:
@@ -214,11 +219,11 @@ def test_a_first_step_is_tried_with_nothing_compiled(
     import accuracy_measure
     import plan_accuracy
 
-    first = accuracy.Case("gpt2", 12, 768, 16, 1024, "block")
+    first = accuracy.Case("gpt2", 1, 64, 1, 256, "block")  # nothing is as large as the buffer of a trial
     plain = accuracy.Case("gpt2", 12, 768, 8, 1024, compile=False)
     run = object.__new__(plan_accuracy.Run)
     run.options, run.began = argparse.Namespace(device="cpu", only="", lanes=2), time.monotonic()
-    vars(run.options).update(limit_seconds=60.0, budget_seconds=1e9, count=-1)
+    vars(run.options).update(limit_seconds=60.0, budget_seconds=1e9, count=-1, again=None)
     run.call, run.out = a_call() | {"memory_gib": 100.0}, tmp_path / "grid.json"
     there = {"ran_under_cap": True, "cap_in": "the same process", "ran_in_bytes": 1, "cap_bytes": 1}
     measured = {"allocated": 1.0, "reserved": 1.0, "seconds": 1.0}
@@ -237,6 +242,8 @@ def test_a_first_step_is_tried_with_nothing_compiled(
     kept = json.loads(run.out.read_text())["rows"]
     assert kept[0]["cap_bytes"] == first.bill((9, 0)).need and kept[1]["cap_bytes"] == 1
     assert list(plan_accuracy.to_try_again(run.options, run.results)) == []
+    run.options.again = "8x1024"
+    assert [case for case, _ in plan_accuracy.to_try_again(run.options, run.results)] == [plain]
 
 
 def entry(name: str, error: float | None, *, held_out: bool = False, within: bool = True) -> dict[str, Any]:
@@ -437,6 +444,7 @@ def test_again_replaces_and_no_budget_starts_nothing(tmp_path: Path) -> None:
     assert replaced["call"] == 3
     assert "error" not in replaced
     assert replaced["earlier_seconds"] == [before[0]["measured"]["seconds"]]
+    assert replaced["measured"]["launch_us"] > 0
 
 
 # --- what was measured ------------------------------------------------------------------------------

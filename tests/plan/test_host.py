@@ -18,6 +18,7 @@ from onecard.model.family import model_class
 from onecard.optim.schedule import rates
 from onecard.plan.host import (
     handing_out,
+    is_recorded,
     micro_batch_operations,
     update_by_group,
 )
@@ -135,7 +136,9 @@ def test_graphs_take_the_host_out_of_it() -> None:
     shape = config.shape(512)
 
     def host(on_card: float = 1.0, **values: Any) -> float:
-        return handing_out(shape, Setting(1, 64, **values), 1e-5, on_card)
+        setting = Setting(1, 64, **values)
+        recorded = is_recorded(shape, setting, 1e-5, on_card)
+        return handing_out(shape, setting, 1e-5, recorded=recorded)
 
     plain = host()
     assert host(cuda_graphs=True) < 0.2 * plain
