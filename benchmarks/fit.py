@@ -6,8 +6,9 @@
     python benchmarks/fit.py --device cpu --tiny --out FILE.json                (does it run?)
 
 GPT-2 124M, bf16, compiled, 65,536 tokens a step (inject: 16,384). Every job is a process of its own; the
-results file is rewritten after each, --resume leaves out what is in it. Jobs without a result are failed
-checks: those of the parts asked for, and of the parts that the file has something of.
+results file is rewritten after each, --resume leaves out what is in it (of the sweep setting by setting).
+Jobs without a result are failed checks: those of the parts asked for, and of the parts that the file has
+something of.
 
                                                                                     seconds on an H200 (guess)
 start    seconds that choosing a setting adds before the first step                                     60
@@ -66,7 +67,7 @@ from fit_parts import (  # noqa: E402
     start_jobs,
 )
 from fit_runs import PULSE, Row, tiny_data  # noqa: E402
-from fit_sweep import judge_sweep, sweep_jobs  # noqa: E402
+from fit_sweep import is_whole, judge_sweep, sweep_jobs  # noqa: E402
 from processes import in_own_process  # noqa: E402
 
 Jobs = Callable[[argparse.Namespace], dict[str, Job]]
@@ -184,13 +185,14 @@ def run_all(options: argparse.Namespace) -> Row:
 
         gc.freeze()
     rows = results["rows"]
+    options.known, options.ends = rows, began + options.budget_seconds
     ready = in_own_process(partial(safely, partial(prepare_data, options), False), options.limit_seconds)
     if "error" in ready:
         raise SystemExit(f"error: the data could not be prepared: {ready['error']}\n{ready.get('trace', '')}")
     for part in options.parts:
         for name, job in PARTS[part][0](options).items():
             there = rows.get(part, {}).get(name)
-            if there is not None and "error" not in there and not there.get("unmeasured"):
+            if there is not None and is_whole(there):
                 continue
             if needless(rows.get(part, {}), name):
                 continue

@@ -20,7 +20,24 @@ WARM_UP = 3  # steps in which kernels are compiled and micro-batches recorded
 
 
 def sweep_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    return {f"micro-batch {size}": Job(partial(sweep, options, size), 80) for size in MICRO_BATCHES}
+    return {job_of(size): Job(partial(sweep, options, size), 80) for size in MICRO_BATCHES}
+
+
+def job_of(size: int) -> str:
+    return f"micro-batch {size}"
+
+
+def key_of(choice: Any) -> tuple[str, int]:
+    return choice.setting.words(), choice.setting.loss_chunk
+
+
+def is_whole(row: Row) -> bool:
+    """Of a setting, or of all of one size: nothing in it is to be measured (again) by --resume."""
+    return not (
+        "error" in row
+        or row.get("unmeasured")
+        or any(not is_whole(part) for part in (*row.get("settings", []), *row.get("under_caps", [])))
+    )
 
 
 def worth_measuring(options: argparse.Namespace, question: Any) -> tuple[list[Any], list[Any], int]:
@@ -44,7 +61,8 @@ def worth_measuring(options: argparse.Namespace, question: Any) -> tuple[list[An
 
 
 def sweep(options: argparse.Namespace, size: int) -> Row:
-    """All settings of one micro-batch in one process: as a run does that changes its setting.
+    """All settings of one micro-batch in one process, as a run does that changes its setting; those that
+    --resume finds measured, and those for which the time is over, left out.
 
     One size after the other, though most of it is compiling: kernels are tried out meanwhile, on the card.
     """
@@ -65,6 +83,10 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
     row: Row = {"settings": [], "unmeasured": [], "kept": len(kept), "drawn": len(drawn), "of": every}
     mine = sorted((c for c in kept if c.setting.micro_batch == size), key=lambda c: -c.tokens_per_s)
     mine += [choice for choice in drawn if choice.setting.micro_batch == size]
+    there = options.known.get("sweep", {}).get(job_of(size), {}).get("settings", [])
+    done = {(told["setting"], told["loss_chunk"]): told for told in there if is_whole(told)}
+    row["settings"] = [done[key_of(choice)] for choice in mine if key_of(choice) in done]
+    mine = [choice for choice in mine if key_of(choice) not in done]
     if not mine:
         return row
     model = start._fresh_model(shape, config)
@@ -93,10 +115,10 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
             device=device,
         )  # fmt: skip
 
-    ends = time.monotonic() + 0.9 * sweep_jobs(options)[f"micro-batch {size}"].limit
+    ends = min(time.monotonic() + 0.9 * sweep_jobs(options)[job_of(size)].limit, options.ends)
     for choice in mine:
         if time.monotonic() > ends:
-            row["unmeasured"].append(choice.setting.words())
+            row["unmeasured"].append("{} --loss_chunk={}".format(*key_of(choice)))
             continue
         stepper = None
         told: Row = {"setting": choice.setting.words(), "loss_chunk": choice.setting.loss_chunk,

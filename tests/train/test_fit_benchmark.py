@@ -55,6 +55,18 @@ def test_the_tiny_mode_runs_and_all_requirements_hold(
     assert climbed, "memory that has come back is used again"
     assert str(tmp_path) not in file.read_text(), "results name no folder of this machine"
 
+    # A size whose time was over goes on where it stopped.
+    size, row = max(found["rows"]["sweep"].items(), key=lambda item: len(item[1]["settings"]))
+    gone, *kept = row["settings"]
+    row |= {"settings": kept, "unmeasured": [gone["setting"]]}
+    file.write_text(json.dumps(found))
+    again = script(*tiny, "--parts", "sweep", "--resume")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stderr.count("sweep, ") == 1 and size in again.stderr
+    found = results(file)
+    *others, new = found["rows"]["sweep"][size]["settings"]
+    assert others == kept and (new["setting"], new["loss_chunk"]) == (gone["setting"], gone["loss_chunk"])
+
     # What is there is not run again; a requirement that does not hold is told, and decides the exit code.
     found["rows"]["caps"]["tiny 0"]["val_loss"] += 0.02
     del found["rows"]["ballast"]
@@ -63,7 +75,7 @@ def test_the_tiny_mode_runs_and_all_requirements_hold(
     assert again.returncode == 1
     assert [line for line in again.stdout.splitlines() if line.startswith("FAIL caps: tiny 0: validation")]
     assert "caps, tiny" not in again.stderr, "nothing was run"
-    assert results(file)["resumed"] == [found["command"]]
+    assert results(file)["resumed"] == [*found["resumed"], found["command"]]
     report = script("--report", str(file))
     assert report.returncode == 1 and report.stdout == again.stdout
 
