@@ -354,6 +354,13 @@ def _steps_within(steps: Steps, most: int) -> tuple[str | None, int]:
     return problem, torch.cuda.memory_stats().get("num_alloc_retries", 0) - before
 
 
+def free_pieces(segments: Sequence[Row], most: int = 12) -> list[float]:
+    """The largest pieces that the allocator has and could not use, in MiB."""
+    blocks = (block for segment in segments for block in segment["blocks"])
+    free = sorted((block["size"] for block in blocks if block["state"] == "inactive"), reverse=True)
+    return [round(size / 2**20, 1) for size in free[:most]]
+
+
 def run_capped(case: Case, device: str, need: int) -> Row:
     """In this fresh process from its first allocation on, everything to be compiled, as on a new machine;
     what it finds takes the place of the earlier."""
@@ -368,6 +375,7 @@ def run_capped(case: Case, device: str, need: int) -> Row:
             problem = steps.graph_problem()
         except torch.OutOfMemoryError as error:
             problem = str(error).splitlines()[0]
+            row["free_mib"] = free_pieces(torch.cuda.memory_snapshot())  # type: ignore[no-untyped-call]
         retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
         row |= {"ran_in_bytes": need if problem is None else None}
         return row | {"ran_under_cap": problem is None, "cap_problem": problem, "cap_retries": retries,

@@ -246,6 +246,14 @@ def test_a_first_step_is_tried_with_nothing_compiled(
     assert [case for case, _ in plan_accuracy.to_try_again(run.options, run.results)] == [plain]
 
 
+def test_what_was_free_and_of_no_use_is_told(accuracy: Any) -> None:
+    import accuracy_measure
+
+    sizes = [(3, "inactive"), (96, "active_allocated"), (40, "inactive"), (7, "active_pending_free")]
+    blocks = [{"size": mib << 20, "state": state} for mib, state in sizes]
+    assert accuracy_measure.free_pieces([{"blocks": blocks}, {"blocks": blocks}], most=3) == [40, 40, 3]
+
+
 def entry(name: str, error: float | None, *, held_out: bool = False, within: bool = True) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "held_out": held_out, "ran_under_cap": None}
     for quantity in ("allocated", "reserved", "seconds"):
