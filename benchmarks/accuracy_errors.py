@@ -23,33 +23,31 @@ RATES = ("card", "bench")
 COLD = "a process of its own, nothing compiled before"  # where a cap was tried
 
 
-def rates_for(call: Row, dtype: str, kind: str = "card", launch_us: float | None = None) -> Rates | None:
+def rates_for(call: Row, dtype: str, kind: str = "card") -> Rates | None:
     """None where the card is not in the table (a CPU).
 
-    card: its figures, with the launches and the bus of this machine; bench: all as `onecard bench` found.
-    `launch_us` takes the place of what the call found.
+    card: its figures, with the bus of this machine; bench: all as `onecard bench` found, the host's launches
+    in that minute among them.
     """
     card = match_card(call["card"], call["memory_gib"])
     if card is None:
         return None
     measured = Measured.from_json(call["bench"])
     found = rates_of(card, dtype, measured)
-    if found is not None and launch_us is not None:
-        found = dataclasses.replace(found, launch=1e-6 * launch_us)
     if kind == "bench" or found is None:
         return found
     plain = rates_of(card, dtype)
     assert plain is not None
     return dataclasses.replace(
-        plain, launch=found.launch, to_card=found.to_card, to_host=found.to_host, source="the card's figures"
+        plain, to_card=found.to_card, to_host=found.to_host, source="the card's figures"
     )
 
 
-def predict(case: Case, call: Row, kind: str = "card", launch_us: float | None = None) -> Row:
+def predict(case: Case, call: Row, kind: str = "card") -> Row:
     """Bytes and seconds; for seconds None where the card is not known."""
     capability = call["compute_capability"]
     bill = case.bill(tuple(capability) if capability else None)
-    rates = rates_for(call, case.dtype, kind, launch_us)
+    rates = rates_for(call, case.dtype, kind)
     seconds = case.step_time(rates).seconds if rates is not None else None
     return {
         "allocated": bill.allocated, "reserved": bill.reserved, "need": bill.need, "host": bill.host,
@@ -62,26 +60,18 @@ def least_seconds(row: Row) -> float:
     return min([*row.get("earlier_seconds", []), row["measured"]["seconds"]])
 
 
-def quietest_launch_us(results: Row) -> float:
-    """The least that a launch cost at the beginning of a call or beside a configuration's steps."""
-    calls = [call["bench"]["launch_us"] for call in results["calls"] if call["bench"] is not None]
-    rows = [row["measured"]["launch_us"] for row in results["rows"] if "launch_us" in row.get("measured", {})]
-    return min(calls + rows)
-
-
 def recompute(results: Row, kind: str = "card") -> list[Row]:
     """Every measured configuration with what the formulas of today say of it, and how far off that is.
 
-    All are predicted for the host in its quietest minute: what a launch cost it then, and of a configuration
-    the least time it was measured to take. Shared, it changes from minute to minute (docs/speed.md).
+    From the card's figures all are predicted for a host that is quiet, and compared with the least time that
+    each was measured to take: shared, it changes from minute to minute (docs/speed.md).
     """
     found = []
-    launch_us = quietest_launch_us(results)
     for row in results["rows"]:
         if "error" in row:
             continue
         case = case_of(row["config"])
-        predicted = predict(case, results["calls"][row["call"]], kind, launch_us)
+        predicted = predict(case, results["calls"][row["call"]], kind)
         measured = row["measured"] | {"seconds": least_seconds(row)}
         entry: Row = {"name": case.name, "held_out": case.held_out, "family": case.family}
         for quantity in QUANTITIES:

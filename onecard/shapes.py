@@ -224,9 +224,11 @@ class Nanochat2026Shape:
 
     @property
     def layer_kinds(self) -> int:
-        """How many layers differ in what is compiled for them: the window, the value embedding."""
+        """How many layers differ in what is compiled for them: the window, the value embedding. Two at least,
+        as far as there are, for the last norm, which takes the outputs of two."""
         with_values = set(self.layers_with_value_embedding)
-        return len({(window, number in with_values) for number, window in enumerate(self.windows)})
+        kinds = {(window, number in with_values) for number, window in enumerate(self.windows)}
+        return max(len(kinds), min(2, self.n_layer))
 
     @property
     def middle_layer(self) -> int:

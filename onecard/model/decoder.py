@@ -134,9 +134,11 @@ class Decoder(nn.Module):
         return [self.spec] * self.shape.n_layer
 
     def one_of_each_kind(self) -> list[int]:
-        """Layers in which all that any layer has compiled is."""
+        """Layers in which all that any layer has compiled is, and the last norm as well."""
         specs = self.layer_specs()
-        return [number for number, spec in enumerate(specs) if spec not in specs[:number]]
+        found = [number for number, spec in enumerate(specs) if spec not in specs[:number]]
+        # One that takes two layers' outputs is compiled anew where they are not the same tensor.
+        return [0, 1] if len(found) == 1 < len(specs) and self.middle_layer is not None else found
 
     def _place(self, name: str) -> tuple[int, str] | None:
         """The layer a parameter belongs to and its name within, None where it belongs to none."""

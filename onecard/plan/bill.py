@@ -37,10 +37,11 @@ _USUAL_L2 = 128 * MIB
 # enough for all of the grid that was tried without graphs, though eight take 9 to 77 MiB more when they may.
 _SLACK = 52 * MIB
 _MARGIN = 44 * MIB
-# nanochat-2026 with block: many buffers of several sizes, between which more is lost, in values of width
-# n_embd for every token, as wide as the residual stream. Without that four of five ran in a fresh process; 80
-# and 96 MiB found no place. In fp16 244 MiB were free in pieces, and 6.10 GiB enough where nothing hindered.
-_LOOSE_VALUES = 3.0
+# nanochat-2026 with block, compiled: many buffers of several sizes, between which more is lost: so many gaps
+# of the residual stream's width. Without that four of five ran in a fresh process; 80 and 96 MiB found no
+# place. In fp16 244 MiB were free in pieces, and 6.10 GiB enough where nothing hindered. Of a large gap whole
+# pages (20 MiB) are given back; not while a graph is recorded.
+_GAPS, _LARGEST_GAP = 3, 48 * MIB
 # While kernels are tried out: one buffer on top, again and again, and what is free lies in pieces too small
 # for it. Of six that were given 84 MiB more than is in use five ran; the other one had 102 MiB free when it
 # failed.
@@ -66,8 +67,8 @@ def graph_bytes(shape: Shape, setting: Setting, dtype: str, *, dropout: float = 
     if not setting.may_record:
         return 0
     smaller = replace(setting, micro_batch=last)
-    another = _worst_of(shape, smaller, dtype, dropout) + _beside_micro_batch(smaller) if last else 0
-    return _beside_micro_batch(setting) + another
+    another = recorded_bytes(shape, smaller, dtype, dropout) if last else 0
+    return _beside_micro_batch(shape, setting, dtype) + another
 
 
 def micro_batch_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float) -> int:
@@ -77,7 +78,7 @@ def micro_batch_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float
 
 def recorded_bytes(shape: Shape, setting: Setting, dtype: str, dropout: float) -> int:
     """What a recorded micro-batch keeps for itself."""
-    return _worst_of(shape, setting, dtype, dropout) + _beside_micro_batch(setting)
+    return _worst_of(shape, setting, dtype, dropout) + _beside_micro_batch(shape, setting, dtype)
 
 
 def _worst_of(shape: Shape, setting: Setting, dtype: str, dropout: float) -> int:
@@ -85,8 +86,16 @@ def _worst_of(shape: Shape, setting: Setting, dtype: str, dropout: float) -> int
     return max(moment.bytes for moment in moments if moment.name != TRYING_OUT)
 
 
-def _beside_micro_batch(setting: Setting) -> int:
-    return _LOOSE_GRAPH if setting.recompute == "block" or not setting.compile else _GRAPH
+def _beside_micro_batch(shape: Shape, setting: Setting, dtype: str) -> int:
+    graph = _LOOSE_GRAPH if setting.recompute == "block" or not setting.compile else _GRAPH
+    return graph + _GAPS * _gap(shape, setting, dtype)
+
+
+def _gap(shape: Shape, setting: Setting, dtype: str) -> int:
+    """Between buffers that do not pack, where there are such gaps."""
+    if not (isinstance(shape, Nanochat2026Shape) and setting.recompute == "block" and setting.compile):
+        return 0
+    return setting.micro_batch * shape.block_size * shape.n_embd * stream_size(dtype)
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,8 @@ class Bill:
     def _room_beside(self, moment: Moment) -> int:
         if moment.name == TRYING_OUT:
             return _SLACK + _TRIAL_MARGIN
-        return self.graph_bytes + _GRAPH_MARGIN if self.graph_bytes else _SLACK + self.margin
+        recorded = self.graph_bytes + _GRAPH_MARGIN if self.graph_bytes else 0
+        return max(recorded, _SLACK + self.margin)  # the first passes are plain ones
 
     @property
     def process(self) -> int:
@@ -217,10 +227,7 @@ def training_bill(
     building = Line("the model while it is built", size * shape.parameters, f"{size} bytes × {count}")
     states = checkpoint_bytes(shape, setting, by_muon) - building.bytes
     resuming = Line("states while a checkpoint is read", max(states, 0), "as they are stored")
-    margin = _MARGIN
-    if isinstance(shape, Nanochat2026Shape) and setting.recompute == "block":
-        width = _LOOSE_VALUES * stream_size(dtype) * shape.n_embd
-        margin += int(width * setting.micro_batch * shape.block_size)
+    margin = _MARGIN + _GAPS * min(_gap(shape, setting, dtype), _LARGEST_GAP)
     space = workspace(compute_capability)
     return Bill(setting, held, tuple(moments), space, building, resuming, graph, margin)
 

@@ -28,7 +28,7 @@ _REFERENCE_SM_RATE = 989e12 / 132
 _REFERENCE_SMS = 132
 # A server's cores are many and slow; the host of a GeForce card is likely a desktop's.
 _SERVERS = {(8, 0), (9, 0), (10, 0)}
-_SERVER_LAUNCH, _USUAL_LAUNCH = 6.5e-6, 3.5e-6
+_SERVER_LAUNCH, _USUAL_LAUNCH = 6.7e-6, 3.5e-6
 _BUS = {9: 50e9, 10: 50e9, 12: 45e9}
 _USUAL_BUS = 22e9  # PCIe 4.0 × 16
 

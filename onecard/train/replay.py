@@ -93,7 +93,8 @@ class CudaRecording:
 class Replay:
     """`compute`, recorded for every shape of inputs it is called with.
 
-    With a `measure` (host_share) only shapes whose plain pass keeps the host busy: the others gain nothing.
+    With a `measure` (host_share) only shapes whose plain pass keeps the host busy: the others gain little.
+    `plain` computes the same where nothing is recorded.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class Replay:
         compute: Compute,
         record: Callable[[Compute, Sequence[Tensor]], Recording] = CudaRecording,
         measure: Callable[[Compute, Sequence[Tensor]], tuple[Tensor, float]] | None = None,
+        plain: Compute | None = None,
     ) -> None:
         self._compute, self._record, self._measure = compute, record, measure
+        self._plain = plain or compute
         self._worth: dict[Any, bool] = {}
         self._recordings: dict[Any, Recording] = {}
         self._passes: Counter[Any] = Counter()
@@ -118,8 +121,8 @@ class Replay:
             self.release()  # room for what the pass allocates by itself
             self._passes[kind] += 1
             if self._measure is None or self._passes[kind] != _PLAIN_PASSES:
-                return self._compute(*inputs)
-            result, share = self._measure(self._compute, inputs)
+                return self._plain(*inputs)
+            result, share = self._measure(self._plain, inputs)
             self._worth[kind] = share >= HOST_BOUND
             return result
         return self._recordings[kind].play(inputs)
@@ -164,8 +167,9 @@ def free_workspaces() -> None:
 def take_workspaces(device: str) -> None:
     """cuBLAS takes one in each thread that multiplies, at its first product, and keeps it: this one and that
     of autograd's passes, here and now."""
-    small = torch.ones((16, 16), device=device, requires_grad=True)
-    (small @ small).sum().backward()  # type: ignore[no-untyped-call]
+    with torch.enable_grad():
+        small = torch.ones((16, 16), device=device, requires_grad=True)
+        (small @ small).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def give_back() -> None:

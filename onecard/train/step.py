@@ -94,12 +94,13 @@ class Stepper:
         """
         if self.replay is not None:
             self.replay.release()  # it may still be playing
-        self._took_room, self._rehearsed = False, False
+        self._room_for, self._rehearsed = 0, False
         measure = host_share if graphs is None else None
         wanted = graphs is not False and self._recordable
-        self.replay = Replay(self._loss_of, self._recording, measure) if wanted else None
+        self.replay = Replay(self._loss_of, self._recording, measure, self._in_room) if wanted else None
 
     def _recording(self, compute: Compute, inputs: Sequence[Tensor]) -> CudaRecording:
+        self._room_for = 0  # all that is free is given back for it, however it ends
         if not is_capped(self.device):
             return CudaRecording(compute, inputs)  # it grows as it needs to, and holds no more than that
         setting = self._setting_of(len(inputs[0]))
@@ -113,6 +114,11 @@ class Stepper:
             storage.optim_states, model.compiled,
         )  # fmt: skip
 
+    def _in_room(self, *inputs: Tensor) -> Tensor:
+        """A plain pass, with its room taken."""
+        self._take_room(len(inputs[0]))
+        return self._loss_of(*inputs)
+
     def _take_room(self, sequences: int) -> None:
         """Under a cap, what a micro-batch takes in one piece, free again at once: a segment as large as that.
 
@@ -120,22 +126,22 @@ class Stepper:
         added to a segment, and where there is not as much it waits for the card and gives everything back
         first: in every micro-batch, in a setting that just fits. What stays must not come to lie amid it.
         """
-        recorded = self.replay is not None and self.replay.held_bytes > 0  # it has its own
-        if self._took_room or recorded or not is_capped(self.device):
+        if self._room_for >= sequences or not is_capped(self.device):
             return
-        self._took_room, peak = True, peak_memory_gib(self.device)
+        self._room_for, peak = sequences, peak_memory_gib(self.device)
         setting = self._setting_of(sequences)
         room = micro_batch_bytes(self.model.shape, setting, self.dtype, self.dropout)
-        take_workspaces(self.device)
         try:
+            take_workspaces(self.device)
             torch.empty(room, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError:
             return  # it may fit bit by bit all the same
         if peak_memory_gib(self.device) != peak:
             measure_afresh(self.device)  # nothing has used it: it is no peak
 
-    def _rehearse(self, sequences: int) -> None:
+    def _rehearse(self, *sizes: int) -> None:
         """Compile and try out kernels on one layer of each kind, before a whole micro-batch is on the card.
+        `sizes`: all that a step's micro-batches have, in sequences.
 
         The compiler tries kernels out where they are first called, with a buffer as large as the card's
         second cache and copies of what a kernel overwrites: in a real pass amid all that layers have kept.
@@ -143,12 +149,12 @@ class Stepper:
         self._rehearsed = True
         if not self.model.compiled:
             return
-        tokens_BT = torch.zeros(
-            (sequences, self.model.shape.block_size), dtype=torch.int64, device=self.device
-        )
         scale = torch.zeros((), dtype=self._accurate, device=self.device)
-        layers = self.model.one_of_each_kind()
-        self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers)
+        layers, block = self.model.one_of_each_kind(), self.model.shape.block_size
+        for sequences in sizes:
+            tokens_BT = torch.zeros((sequences, block), dtype=torch.int64, device=self.device)
+            self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers)
+            del tokens_BT
         self._clear()
         give_back()  # what it leaves behind would lie amid the room of real micro-batches
 
@@ -165,8 +171,7 @@ class Stepper:
         loss = torch.zeros((), device=self.device)
         try:
             if not self._rehearsed:
-                self._rehearse(max(micros.sizes))
-            self._take_room(max(micros.sizes))
+                self._rehearse(*sorted(set(micros.sizes), reverse=True))
             for done, micro in enumerate(micros):
                 if stop():
                     self._clear()
@@ -186,7 +191,7 @@ class Stepper:
             self._key.fill_(noise_key(self.seed, self.optimizer.steps, _TOTALS_STREAM + self._micros))
         scale = torch.full((), self.loss_scale.value / step_tokens, dtype=self._accurate, device=self.device)
         self._micros += 1
-        return (self.replay or self._loss_of)(micro.x, micro.y, micro.ids, scale, self._key) / step_tokens
+        return (self.replay or self._in_room)(micro.x, micro.y, micro.ids, scale, self._key) / step_tokens
 
     def _loss_of(
         self,
@@ -211,7 +216,7 @@ class Stepper:
 
     def release(self) -> None:
         """Make room for something else than training."""
-        self._took_room = False
+        self._room_for = 0
         if self.replay is not None:
             self.replay.release()
 
