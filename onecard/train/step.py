@@ -153,7 +153,7 @@ class Stepper:
         layers, block = self.model.one_of_each_kind(), self.model.shape.block_size
         for sequences in sizes:
             tokens_BT = torch.zeros((sequences, block), dtype=torch.int64, device=self.device)
-            self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers)
+            self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers=layers)
             del tokens_BT
         self._clear()
         give_back()  # what it leaves behind would lie amid the room of real micro-batches
@@ -200,6 +200,7 @@ class Stepper:
         ids_B: Tensor,
         scale: Tensor,
         key: Tensor,
+        *,
         layers: Sequence[int] | None = None,
     ) -> Tensor:
         dropout = DropoutKeys(dropout_keys(ids_B), self.dropout) if self.dropout else None
