@@ -92,9 +92,9 @@ def test_once_for_every_setting_and_not_without_the_compiler(monkeypatch: pytest
     seen: list[Any] = []
     plain = Stepper._loss_of
 
-    def loss_of(stepper: Stepper, *inputs: Any) -> Tensor:
-        seen.append(inputs[5] if len(inputs) > 5 else "all")
-        return plain(stepper, *inputs)
+    def loss_of(stepper: Stepper, *inputs: Tensor, layers: Any = "all") -> Tensor:
+        seen.append(layers)
+        return plain(stepper, *inputs, layers=None if layers == "all" else layers)
 
     monkeypatch.setattr(Stepper, "_loss_of", loss_of)
     stepper = stepper_of("gpt2")
@@ -140,10 +140,10 @@ def test_a_micro_batch_has_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch
         happened.append("rehearsal")
         plain_rehearsal(stepper, sequences)
 
-    def loss_of(stepper: Stepper, *inputs: Any) -> Tensor:
-        if len(inputs) == 5:
+    def loss_of(stepper: Stepper, *inputs: Tensor, layers: Any = None) -> Tensor:
+        if layers is None:
             happened.append("micro-batch")
-        return plain_loss(stepper, *inputs)
+        return plain_loss(stepper, *inputs, layers=layers)
 
     def empty(room: int, *, dtype: torch.dtype, device: str) -> None:
         assert dtype == torch.uint8 and room > 0
