@@ -42,8 +42,9 @@ def measure_prepare(folder: str) -> dict[str, Any]:
 
     from onecard.data.gpt2_bpe import gpt2_tokenizer
     from onecard.data.prepare.command import prepare
+    from onecard.data.texts import Texts
 
-    gpt2_tokenizer().encode_batch([""])  # loads the vocabulary
+    gpt2_tokenizer().encode_batch(Texts.of([""]))  # loads the vocabulary
     files = [str(path) for path in sorted(Path(folder).rglob("*.parquet"))]
     with tempfile.TemporaryDirectory() as out:
         began, cpu = time.perf_counter(), time.process_time()

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onecard.data.bins import read_meta
+from onecard.data.texts import Texts, well_formed
 from onecard.errors import UserError
 
 EOT_TEXT = "<|endoftext|>"
@@ -39,7 +40,7 @@ class Tokenizer(ABC):
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """Ids of `text`; strings that look like special tokens are plain text."""
 
-    def encode_batch(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def encode_batch(self, texts: Texts) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Ids of all texts in one row, and where each begins: text n's are ids[offsets[n]:offsets[n + 1]]."""
         return in_one_row([self.encode_array(text) for text in texts])
 
@@ -103,15 +104,6 @@ def in_one_row(parts: list[NDArray[np.uint32]]) -> tuple[NDArray[np.uint32], NDA
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part_N) for part_N in parts], out=offsets[1:])
     return (np.concatenate(parts) if parts else np.empty(0, np.uint32)), offsets
-
-
-def well_formed(text: str) -> str:
-    """Lone surrogates (from JSON escapes or odd file names) have no UTF-8; they become replacement marks."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 class ByteTokenizer(Tokenizer):

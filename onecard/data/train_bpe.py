@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onecard.data.bpe import WHITE_RUN_WITHOUT_NEWLINES, BpeTokenizer, Pretokens, merge_bytes
-from onecard.data.tokenizer import EOT_TEXT, well_formed
+from onecard.data.texts import well_formed
+from onecard.data.tokenizer import EOT_TEXT
 from onecard.errors import UserError, missing_package
 
 # GPT-4's cut: contractions in either case, words with at most one sign in front, up to three digits,

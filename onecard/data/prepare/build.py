@@ -8,6 +8,7 @@ later moves nothing from one side to the other: the bins only grow.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,7 @@ def _open_writer(job: Job) -> DatasetWriter:
         if job.meta.get("split") == BY_TAIL:
             # meta.json counts the document in both splits; it ends in validation.
             so_far = so_far | {"train": so_far["train"] | {"documents": 0}}
-        return DatasetWriter(job.folder, job.mode, job.dtype, job.tokenizer.eot, so_far)
+        return DatasetWriter(job.folder, job.mode, job.dtype, so_far)
     except JournalError as error:
         if job.mode == "append":
             raise UserError(
@@ -230,7 +231,7 @@ def _open_writer(job: Job) -> DatasetWriter:
         # What an interrupted prepare left is not what it wrote down: begin again.
         discard(job.folder)
         job.meta = {}
-        return DatasetWriter(job.folder, job.mode, job.dtype, job.tokenizer.eot, {})
+        return DatasetWriter(job.folder, job.mode, job.dtype, {})
 
 
 def _append(writer: DatasetWriter, part: Encoded, wanted: int | None) -> int | None:
@@ -244,12 +245,11 @@ def _append(writer: DatasetWriter, part: Encoded, wanted: int | None) -> int | N
     if wanted is not None:
         missing = wanted - writer.tokens("train")
         no_val = writer.tokens("val") == 0
-        eot = int(writer.has_eot)
         for number in range(count):
             if part.held_out[number]:
                 no_val = False
             else:
-                missing -= offsets[number + 1] - offsets[number] + eot * batch.ends[number]
+                missing -= offsets[number + 1] - offsets[number]
             if missing <= 0 and batch.ends[number] and not no_val:
                 count, stop = number + 1, number
                 break
@@ -257,11 +257,20 @@ def _append(writer: DatasetWriter, part: Encoded, wanted: int | None) -> int | N
         chosen = [n for n in range(count) if part.held_out[n] is (split == "val")]
         writer.append(
             split,
-            ((ids_N[offsets[n] : offsets[n + 1]], batch.ends[n]) for n in chosen),
+            [ids_N[offsets[first] : offsets[last + 1]] for first, last in _stretches(chosen)],
             sum(batch.sizes[n] for n in chosen),
             sum(batch.ends[n] for n in chosen),
         )
     return stop
+
+
+def _stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last of numbers that follow each other."""
+    first = 0
+    for at in range(1, len(numbers) + 1):
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
+            yield numbers[first], numbers[at - 1]
+            first = at
 
 
 def _keep(

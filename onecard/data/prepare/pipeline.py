@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onecard.data.prepare.reading import BATCH_BYTES, MOST_TEXTS, Batch
+from onecard.data.texts import Texts
 from onecard.data.tokenizer import Tokenizer
 from onecard.hardware.cpu import usable_cores
 
-# Batches read ahead, and calls to the encoder under way. The encoder uses all cores by itself; with more
-# than two of them a second call pays, which converts its strings while the first one computes.
+# Batches read ahead, and batches that are encoded at a time: one on each core. Reading and writing take turns
+# with them, and no core ever waits for another to finish its part of a batch.
 _READ_AHEAD = 4
-_ENCODERS = 2 if usable_cores() > 2 else 1
+_ENCODERS = min(usable_cores(), 16)
 
 # Small files go together until they are this much.
 _SMALL_FILES_BYTES = 64 * 2**10
@@ -42,7 +43,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch with its tokens: text n's are ids[offsets[n]:offsets[n + 1]]."""
+    """A batch with its tokens: text n's are ids[offsets[n]:offsets[n + 1]], its end-of-text among them."""
 
     batch: Batch
     held_out: list[bool]
@@ -89,10 +90,20 @@ def encode_all(
 
 
 def _encode(batch: Batch, held_out: list[bool], tokenizer: Tokenizer, dtype: str) -> Encoded:
-    ids_N, offsets_T = tokenizer.encode_batch(batch.texts)
-    batch.texts = []  # the largest part of a batch, not needed any more
-    # Narrowed here, outside Python's lock and off the writing thread.
-    return Encoded(batch, held_out, ids_N.astype(np.dtype(dtype).newbyteorder("<")), offsets_T.tolist())
+    """As it will be written, so that the writing thread only writes."""
+    ids_N, starts_T = tokenizer.encode_batch(batch.texts)
+    batch.texts = Texts()  # the largest part of a batch, not needed any more
+    pieces: list[NDArray[Any]] = []
+    eot_1 = np.array([] if tokenizer.eot is None else [tokenizer.eot], ids_N.dtype)
+    for start, stop, ends in zip(starts_T[:-1].tolist(), starts_T[1:].tolist(), batch.ends, strict=True):
+        pieces.append(ids_N[start:stop])
+        if ends:
+            pieces.append(eot_1)
+    narrow = np.dtype(dtype).newbyteorder("<")
+    written_N = np.concatenate(pieces, dtype=narrow, casting="unsafe") if pieces else np.empty(0, narrow)
+    offsets_T = starts_T.copy()
+    offsets_T[1:] += len(eot_1) * np.cumsum(batch.ends, dtype=np.int64)
+    return Encoded(batch, held_out, written_N, offsets_T.tolist())
 
 
 def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -118,7 +129,7 @@ def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
             held.extend(batch)
         ends_file = batch.end.item == 0
         enough = held.n_bytes >= (_SMALL_FILES_BYTES if ends_file else BATCH_BYTES // 2)
-        if enough or len(held.texts) >= MOST_TEXTS or (ends_file and inside_file):
+        if enough or len(held.sizes) >= MOST_TEXTS or (ends_file and inside_file):
             yield held
             held, inside_file = None, not ends_file
     if held is not None:
@@ -217,9 +228,7 @@ class ByTail:
             # The document goes on in the other split, so only the tail is followed by end-of-text.
             for part, is_tail in ((text[:cut], False), (text[cut:], True)):
                 if part or (is_tail and ends):
-                    cut_up.add(
-                        part, len(part.encode()), batch.digests[number], ends and is_tail, batch.after[number]
-                    )
+                    cut_up.add(part.encode(), batch.digests[number], ends and is_tail, batch.after[number])
                     cut_up.empty[-1], cut_up.bad[-1] = batch.empty[number], batch.bad[number]
                     held_out.append(is_tail)
         cut_up.characters = self._at

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from onecard.data.prepare.sources import BadFileError, SourceFile, open_stream
-from onecard.data.tokenizer import well_formed
+from onecard.data.texts import Texts, well_formed
 
 # About this much text is handed on at a time: small enough for bounded memory, large enough that
 # what a batch costs besides its text does not show.
@@ -58,7 +58,7 @@ class Batch:
     Parallel lists, not objects: there are tens of thousands of documents a second.
     """
 
-    texts: list[str] = field(default_factory=list)
+    texts: Texts = field(default_factory=Texts)
     sizes: list[int] = field(default_factory=list)  # UTF-8 bytes
     digests: list[int] = field(default_factory=list)  # of the whole document
     ends: list[bool] = field(default_factory=list)  # the document is complete with this text
@@ -72,19 +72,19 @@ class Batch:
     characters: int = 0  # of an unfinished document, for the rule that cuts one text in two
     read: int = 0  # bytes of the files behind us, for the progress bar
 
-    def add(self, text: str, size: int, digest: int, ends: bool, after: Place) -> None:
-        self.texts.append(text)
-        self.sizes.append(size)
+    def add(self, utf8: bytes | memoryview, digest: int, ends: bool, after: Place) -> None:
+        self.texts.append(utf8)
+        self.sizes.append(len(utf8))
         self.digests.append(digest)
         self.ends.append(ends)
         self.after.append(after)
         self.empty.append(self.n_empty)
         self.bad.append(self.n_bad)
-        self.n_bytes += size
+        self.n_bytes += len(utf8)
 
     def extend(self, other: Batch) -> None:
         """What comes right after this one, in the same batch."""
-        self.texts += other.texts
+        self.texts.extend(other.texts)
         self.sizes += other.sizes
         self.digests += other.digests
         self.ends += other.ends
@@ -157,11 +157,9 @@ def _text_batch(file: SourceFile, raw: bytes, digest: int | None, ends: bool, af
     if ends:
         # Nothing is left of the file: going on from here must not find an empty end of it.
         after = Place(after.source + 1)
-    text, batch.n_bad = decode(raw)
-    if text or not first:
-        if batch.n_bad:
-            raw = text.encode()
-        batch.add(text, len(raw), document_digest(raw) if digest is None else digest, ends, after)
+    raw, batch.n_bad = repaired(raw)
+    if raw or not first:
+        batch.add(raw, document_digest(raw) if digest is None else digest, ends, after)
     else:
         batch.n_empty = 1
     # With compression the bytes read are not known; the last piece says all of them.
@@ -225,6 +223,12 @@ def decode(raw: bytes) -> tuple[str, int]:
         return text, text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
 
 
+def repaired(raw: bytes) -> tuple[bytes, int]:
+    """Valid UTF-8, and how many places were not."""
+    text, bad = decode(raw)
+    return (text.encode() if bad else raw), bad
+
+
 # ---------------------------------------------------------------- jsonl
 
 
@@ -244,10 +248,10 @@ def _jsonl(file: SourceFile, column: str, start: Place) -> Iterator[Batch]:
                 text = well_formed(_field(line, column, file.path, place.item))
                 if text:
                     data = text.encode()
-                    batch.add(text, len(data), document_digest(data), True, place)
+                    batch.add(data, document_digest(data), True, place)
                 else:
                     batch.n_empty += 1
-            if batch.n_bytes >= BATCH_BYTES or len(batch.texts) >= MOST_TEXTS:
+            if batch.n_bytes >= BATCH_BYTES or len(batch.sizes) >= MOST_TEXTS:
                 batch.end, batch.read = place, min(place.offset, file.size)
                 yield batch
                 batch = Batch()

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -48,7 +47,6 @@ class _SplitWriter:
 
     def __init__(self, path: Path, dtype: np.dtype[Any], so_far: dict[str, Any]) -> None:
         self.path = path
-        self._dtype = dtype
         self.tokens = int(so_far.get("tokens", 0))
         self.text_bytes = int(so_far.get("text_bytes", 0))
         self.documents = int(so_far.get("documents", 0))
@@ -69,12 +67,11 @@ class _SplitWriter:
             n_bytes -= len(block)
 
     def append(self, pieces: list[NDArray[Any]]) -> None:
-        data = np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
-        data = np.ascontiguousarray(data.astype(self._dtype, copy=False))
-        view = memoryview(data.view(np.uint8))  # type: ignore[arg-type]
-        self._hash.update(view)
-        self._file.write(view)
-        self.tokens += len(data)
+        for piece_N in pieces:
+            view = memoryview(piece_N.view(np.uint8))  # type: ignore[arg-type]
+            self._hash.update(view)
+            self._file.write(view)
+            self.tokens += len(piece_N)
 
     def sync(self) -> None:
         """On disk, not only in the system's cache: the journal must never come before its data."""
@@ -98,39 +95,29 @@ class _SplitWriter:
 class DatasetWriter:
     """Both splits, the journal and meta.json. The folder must be locked (see LockedFolder)."""
 
-    def __init__(self, folder: Path, mode: Mode, dtype: str, eot: int | None, so_far: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, mode: Mode, dtype: str, so_far: dict[str, Any]) -> None:
         """`so_far`: facts of each split that is continued; they say how much of its bin counts."""
         self.folder, self.mode = folder, mode
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._eot_1 = None if eot is None else np.array([eot], self._dtype)
         self._committed_at = time.monotonic()
         ending = PARTIAL if mode == "new" else ""
         self._splits: dict[Split, _SplitWriter] = {}
         try:
             for split in SPLITS:
                 path = folder / f"{split}.bin{ending}"
-                self._splits[split] = _SplitWriter(path, self._dtype, so_far.get(split) or {})
+                self._splits[split] = _SplitWriter(path, np.dtype(dtype), so_far.get(split) or {})
         except OSError as error:
             raise cannot_write(folder, error) from error
         except JournalError:
             self.close()
             raise
 
-    def append(
-        self, split: Split, texts: Iterable[tuple[NDArray[Any], bool]], text_bytes: int, documents: int
-    ) -> None:
-        """Tokens of documents or parts of them; end-of-text follows each that ends its document."""
-        pieces: list[NDArray[Any]] = []
-        for ids_N, ends in texts:
-            pieces.append(ids_N)
-            if ends and self._eot_1 is not None:
-                pieces.append(self._eot_1)
+    def append(self, split: Split, pieces: list[NDArray[Any]], text_bytes: int, documents: int) -> None:
+        """Tokens of documents or parts of them, end-of-texts included, in the bins' own type."""
         writer = self._splits[split]
-        if pieces:
-            try:
-                writer.append(pieces)
-            except OSError as error:
-                raise cannot_write(self.folder, error) from error
+        try:
+            writer.append(pieces)
+        except OSError as error:
+            raise cannot_write(self.folder, error) from error
         writer.text_bytes += text_bytes
         writer.documents += documents
 
@@ -139,10 +126,6 @@ class DatasetWriter:
 
     def documents(self) -> int:
         return sum(writer.documents for writer in self._splits.values())
-
-    @property
-    def has_eot(self) -> bool:
-        return self._eot_1 is not None
 
     def facts(self) -> dict[str, dict[str, Any]]:
         return {split: writer.facts() for split, writer in self._splits.items()}
