@@ -61,7 +61,7 @@ def test_bits_per_byte_are_the_same_loss_over_the_texts_bytes() -> None:
 
 
 def test_the_bytes_of_a_token_hold_what_was_measured() -> None:
-    results = ROOT / "benchmarks" / "results" / "2026-11-15-prepare-2-cores.json"
+    results = ROOT / "benchmarks" / "results" / "2026-11-17-prepare-2-cores.json"
     speed = json.loads(results.read_text(encoding="utf-8"))["speed"]["prepare"]
     low, high = scaling.BYTES_PER_TOKEN
     assert low < speed["mb_per_s"] * 1e6 / speed["tokens_per_s"] < high
