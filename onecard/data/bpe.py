@@ -145,7 +145,7 @@ class BpeTokenizer(Tokenizer):
         return self._fast
 
     def _load_fast(self) -> Any:
-        # Its own threads wait for each other at the end of every call; whole calls side by side (prepare) do not.
+        # Its own threads wait for each other at the end of a call; whole calls side by side (prepare) do not.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         try:
             fastokens = importlib.import_module("fastokens")
