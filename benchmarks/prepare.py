@@ -80,19 +80,19 @@ def measure_encoder(kind: str, folder: str) -> dict[str, Any]:
         plain["added_tokens"] = []  # so that a literal <|endoftext|> is text
         encoder = gigatoken.Tokenizer.from_json(json.dumps(plain)).backend
 
-        def count(batch: list[Any]) -> int:
+        def count(batch: Any) -> int:
             return len(encoder.encode_batch(batch).layout.content.data)
     elif package == "tokenizers":
         import tokenizers
 
         encoder = tokenizers.Tokenizer.from_str(vocabulary)
 
-        def count(batch: list[Any]) -> int:
+        def count(batch: Any) -> int:
             return sum(len(encoding.ids) for encoding in encoder.encode_batch_fast(batch))
     else:
         encoder = ours._encoding  # tiktoken's own object
 
-        def count(batch: list[Any]) -> int:
+        def count(batch: Any) -> int:
             return sum(
                 len(ids)
                 for ids in encoder.encode_ordinary_batch(batch, num_threads=len(os.sched_getaffinity(0)))
