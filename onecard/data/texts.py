@@ -12,7 +12,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -104,11 +103,13 @@ def _copier() -> Callable[[int, int], str] | None:
     """
     if sys.implementation.name != "cpython":
         return None
-    # Both calls keep Python's lock: giving it up and waiting for it again would cost more than they do.
-    new: Any = ctypes.pythonapi.PyUnicode_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_ssize_t, ctypes.c_uint32]
-    move_type = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    move = move_type(ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0)
+    # All of them keep Python's lock: giving it up and waiting for it again would cost more than they do.
+    c, python = ctypes, ctypes.pythonapi
+    new = c.PYFUNCTYPE(c.py_object, c.c_ssize_t, c.c_uint32)(("PyUnicode_New", python))
+    utf8_type = c.PYFUNCTYPE(c.c_void_p, c.py_object, c.POINTER(c.c_ssize_t))
+    utf8_of = utf8_type(("PyUnicode_AsUTF8AndSize", python))
+    move_type = c.PYFUNCTYPE(c.c_void_p, c.c_void_p, c.c_void_p, c.c_size_t)
+    move = move_type(c.cast(c.memmove, c.c_void_p).value or 0)
     header = sys.getsizeof("") - 1  # characters lie behind it, and a zero behind them
 
     def copy(address: int, size: int) -> str:
@@ -118,9 +119,7 @@ def _copier() -> Callable[[int, int], str] | None:
 
     if sys.getsizeof(new(len(_SAMPLE), 127)) != header + len(_SAMPLE) + 1:
         return None
-    as_utf8: Any = ctypes.pythonapi.PyUnicode_AsUTF8AndSize
-    as_utf8.restype, as_utf8.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.POINTER(ctypes.c_ssize_t)]
-    size = ctypes.c_ssize_t()
+    size = c.c_ssize_t()
     sample = copy(np.frombuffer(_SAMPLE, np.uint8).ctypes.data, len(_SAMPLE))
-    found = as_utf8(sample, ctypes.byref(size))
-    return copy if ctypes.string_at(found, size.value) == _SAMPLE else None
+    found = utf8_of(sample, c.byref(size))
+    return copy if c.string_at(found, size.value) == _SAMPLE else None

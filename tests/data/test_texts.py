@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -29,8 +28,8 @@ def fresh_copier() -> Iterator[None]:
 
 def utf8_of(string: str) -> bytes:
     """As an encoder asks for it."""
-    ask: Any = ctypes.pythonapi.PyUnicode_AsUTF8AndSize
-    ask.restype, ask.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.POINTER(ctypes.c_ssize_t)]
+    asking = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.POINTER(ctypes.c_ssize_t))
+    ask = asking(("PyUnicode_AsUTF8AndSize", ctypes.pythonapi))
     size = ctypes.c_ssize_t()
     found = ask(string, ctypes.byref(size))
     return ctypes.string_at(found, size.value)
