@@ -105,7 +105,7 @@ class RunConfig(Config):
     device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="how a step is carried out", changes_result=False)
     dtype: str | None = knob("str", None, "float32, bfloat16 or float16; auto: bfloat16 where the card has it", group="how a step is carried out", choices=("float32", "bfloat16", "float16"))
     compile: bool = knob("bool", True, "compile with torch.compile (cached between runs)", group="how a step is carried out", changes_result=False)
-    cuda_graphs: bool | None = knob("bool", None, "replay a recorded micro-batch instead of launching kernel by kernel; auto: where the host is the slower one", group="how a step is carried out", changes_result=False)
+    cuda_graphs: bool | None = knob("bool", None, "replay a recorded micro-batch instead of launching kernel by kernel; auto: where handing them out keeps the host busy", group="how a step is carried out", changes_result=False)
     # --- how it fits into memory: none of these changes what is learned, but for the two marked low-bit
     recompute: str | None = knob("str", None, "compute again in the backward pass instead of keeping: none, mlp or block", group="how a step is carried out", choices=("none", "mlp", "block"), changes_result=False, alias="gradient_checkpointing", alias_values={True: "block", False: "none"})
     auto_fit: bool = knob("bool", True, "choose what is not set below so that it fits, and go on with less when memory runs out", group="how a step is carried out", changes_result=False)

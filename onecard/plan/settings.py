@@ -31,7 +31,7 @@ class Setting:
     master_weights: str = "fp32"
     optim_states: str = "fp32"
     compile: bool = True
-    cuda_graphs: bool | None = False  # None: where the host turns out to be the slower one, and there is room
+    cuda_graphs: bool | None = False  # None: where it keeps the host busy, and there is room
 
     @property
     def may_record(self) -> bool:

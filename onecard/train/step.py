@@ -61,7 +61,7 @@ class Stepper:
         storage: Storage = Storage(),  # noqa: B008 - immutable
         seed: int = 0,
         compiled: bool = False,
-        graphs: bool | None = False,  # None: where the host is slower than the card
+        graphs: bool | None = False,  # None: where that keeps the host busy
     ) -> None:
         self.model = model
         self.device, self.dtype = device, dtype
