@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -14,6 +17,8 @@ from onecard.errors import UserError
 # in three ways to recompute. Its forward pass: as many sizes in training and in evaluation, and evaluations
 # that had to be made smaller. More means that something unforeseen changes from call to call.
 _MOST_SHAPES = 48
+# A library that has been empty for so long is nobody's work in progress.
+_COMPILING_SECONDS = 30.0
 _kinds_of_layers = 1  # each has the shapes above
 
 
@@ -50,10 +55,23 @@ def too_many_shapes(error: BaseException) -> UserError | None:
 
 
 def set_compile_cache() -> None:
-    """Keep compiled code between runs and reboots (the default folder is under /tmp)."""
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    """Keep compiled code between runs and reboots, unless the user has named a folder for it."""
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    # Importing the compiler names torch's own, which is temporary.
+    temporary = str(Path(tempfile.gettempdir()) / "torchinductor_")
+    if named is None or named.startswith(temporary):
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / "onecard" / "compiled")
+        named = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / "onecard" / "compiled")
+    _remove_unfinished(Path(named))
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """What a compilation that was interrupted has left: it would be taken for finished, and fail to load."""
+    for path in folder.rglob("*.so"):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            if not found.st_size and time.time() - found.st_mtime > _COMPILING_SECONDS:
+                path.unlink()
 
 
 def compile_problem(device: str) -> str | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,33 @@ def test_more_shapes_than_foreseen_are_an_error_a_person_can_read(monkeypatch: p
     finally:
         torch._dynamo.config.recompile_limit = before
         torch.compiler.reset()
+
+
+def test_compiled_code_is_kept_where_a_reboot_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing the compiler names a temporary folder before we can: that is not the user's choice."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ours = str(tmp_path / "onecard" / "compiled")
+    own = Path(tempfile.gettempdir()) / "torchinductor_somebody"
+    for named, expected in ((None, ours), (str(own), ours), (str(tmp_path / "own"), str(tmp_path / "own"))):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        if named is not None:
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
+        compiling.set_compile_cache()
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
+
+
+def test_what_an_interrupted_compilation_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty library is found and fails to load, in every later run: "file too short"."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    left, whole, at_work = (tmp_path / "ab" / name for name in ("left.so", "whole.so", "at_work.so"))
+    left.parent.mkdir()
+    for path in (left, whole, at_work):
+        path.write_bytes(b"\x7fELF" if path is whole else b"")
+    os.utime(left, (1e9, 1e9))
+    os.utime(whole, (1e9, 1e9))
+    compiling.set_compile_cache()
+    assert (left.exists(), whole.exists(), at_work.exists()) == (False, True, True)
