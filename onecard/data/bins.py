@@ -7,6 +7,7 @@ loaded, and may grow while a run reads it (`refresh` looks again).
 from __future__ import annotations
 
 import bisect
+import difflib
 import json
 import mmap
 import os
@@ -364,6 +365,8 @@ def _missing(data_dir: Path, split: Split, wanted: Wanted = Wanted(None)) -> Use
     known = datasets_in(data_dir.parent)
     name = data_dir.name
     listing = f"datasets under {data_dir.parent}: {', '.join(known)}" if known else ""
+    if near := difflib.get_close_matches(name, known, n=1):
+        listing += f"; did you mean {near[0]}?"
     by_name = {"fineweb": "fineweb --tokens 3.2B", "stdlib": "stdlib"} | {
         n: n for n in NAMES if n != "fineweb"
     }

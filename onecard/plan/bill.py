@@ -193,8 +193,11 @@ class Bill:
 
 
 def host_lines(bill: Bill) -> tuple[Line, ...]:
-    process = Line("torch and the data on their way", _HOST_PROCESS, "1 GiB, measured")
-    return (*bill.standing.host, bill.building, bill.resuming, process)
+    return (*bill.standing.host, bill.building, bill.resuming, host_process())
+
+
+def host_process() -> Line:
+    return Line("torch and the data on their way", _HOST_PROCESS, "1 GiB, measured")
 
 
 def training_bill(

@@ -21,6 +21,7 @@ from onecard.plan.options import Options, budget_seconds, split_words
 from onecard.plan.scaling import BITS
 from onecard.plan.search import kind
 from onecard.plan.tables import Row, print_rows
+from onecard.plan.verdict import little_to_spare
 from onecard.terminal import columns
 from onecard.vocabulary import other_vocabulary
 
@@ -116,6 +117,9 @@ def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_ass
             kept = found.target.host_kept / GIB
             beside += ", " + _("besides {n:.0f} that are left to the system").format(n=kept)
     out.print(f"[bold]{found.target.card.name}[/bold], {have} GiB; {beside}", highlight=False)
+    tightest = max(size.choice.bill.process for rows in sizes.values() for size in rows)
+    if (spare := little_to_spare(found, tightest)) is not None:
+        out.print(spare, highlight=False)
     out.print()
     _table_of_sizes(out, _("The largest model"), sizes["largest"])
     if sizes["longest"]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from onecard.language import _, number
 from onecard.plan.amounts import count, duration, energy, file_size, kwh_cell, speed
 from onecard.plan.answer import Answer
+from onecard.plan.bill import host_process
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB, Line
 from onecard.plan.machine import Target
@@ -144,12 +145,16 @@ def show_memory(choice: Choice, console: Console, *, formulas: bool) -> None:
     rows = [
         Row(_(line.name), (number(line.gib, ".3f"),), terms_together(line.formula) if formulas else "")
         for line in bill.all_lines()
-        if line.bytes >= GIB / 1000 or formulas
+        if line.bytes >= (2**20 if formulas else GIB / 1000)
     ]
     rows.append(Row(_("the card must have free"), (number(bill.process / GIB, ".3f"),), style="bold"))
     if bill.host:
         rows.append(Row(_("and of the PC's own memory"), (number(choice.host_bytes / GIB, ".3f"),)))
         rows.append(Row(_("of it offloaded"), (number(bill.host / GIB, ".3f"),)))
+        rows += [
+            Row(_(line.name), (number(line.gib, ".3f"),), line.formula if formulas else "")
+            for line in (bill.building, bill.resuming, host_process())
+        ]
     print_rows(console, "", _("what"), ["GiB"], rows, _("formula") if formulas else "")
 
 
@@ -250,7 +255,7 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
         )
     table.add_row(
         _("disk"),
-        _("{each} a checkpoint, three are kept; {data} of tokens for one pass").format(
+        _("{each} a checkpoint, three are kept; {data} of tokens, if none comes twice").format(
             each=file_size(answer.checkpoint(choice)), data=file_size(answer.data_bytes)
         ),
     )

@@ -93,16 +93,19 @@ def _as_it_stands(given: Choice) -> str:
     return _red(told.format(need=given.host_bytes / GIB, there=(given.question.host_allowed or 0) / GIB))
 
 
-def _remarks(answer: Answer, choice: Choice) -> list[str]:
-    texts = []
+def little_to_spare(answer: Answer, need: int) -> str | None:
+    """Where a desktop may come in the way and nobody has said that there is none."""
     target, config = answer.target, answer.config
-    spare = (target.allowed - choice.bill.process) / GIB
-    if not target.here and config.vram_reserve is None and config.vram_limit is None and spare < DESKTOP:
-        texts.append(
-            _(
-                "Only {n:.2f} GiB to spare: a desktop on the same card may take that (--vram_reserve=1)."
-            ).format(n=spare)
-        )
+    spare = (target.allowed - need) / GIB
+    if target.here or config.vram_reserve is not None or config.vram_limit is not None or spare >= DESKTOP:
+        return None
+    told = _("Only {n:.2f} GiB to spare: a desktop on the same card may take that (--vram_reserve=1).")
+    return told.format(n=spare)
+
+
+def _remarks(answer: Answer, choice: Choice) -> list[str]:
+    target, config = answer.target, answer.config
+    texts = [told] if (told := little_to_spare(answer, choice.bill.process)) else []
     if not choice.setting.exact:
         texts.append(
             _("This is low-bit training (bf16 weights, int8 states): not the same as exact training.")

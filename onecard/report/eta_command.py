@@ -15,7 +15,7 @@ from onecard.errors import UserError
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.knobs import knobs, load_config
-from onecard.language import _, english, ngettext
+from onecard.language import _, english, ngettext, number
 from onecard.report.beside import beside
 from onecard.report.eta import Eta, Range, estimate
 from onecard.report.known import Known
@@ -188,14 +188,15 @@ def to_text(found: Eta, now: datetime) -> str:
     speeds = [_("{n:,} tokens/s").format(n=_rounded(found.tokens_per_s))] if found.tokens_per_s else []
     if found.flops_per_s:
         small = found.flops_per_s < 1e12
-        speeds.append(f"{found.flops_per_s / (1e9 if small else 1e12):.1f} {'GFLOPS' if small else 'TFLOPS'}")
+        flops = number(found.flops_per_s / (1e9 if small else 1e12), ".1f")
+        speeds.append(f"{flops} {'GFLOPS' if small else 'TFLOPS'}")
     if speeds:
         rows.append((_("speed"), ", ".join(speeds)))
     if found.mfu is not None:
         rows.append((_("true MFU"), _mfu_text(found)))
     rows += _time_rows(found, now)
     if found.loss is not None:
-        rows.append((_("loss"), f"{found.loss:.4f}"))
+        rows.append((_("loss"), number(found.loss, ".4f")))
     wide = max(len(name) for name, _text in rows)
     lines = _paragraph(head)
     for name, text in rows:
@@ -219,14 +220,14 @@ def _step_text(found: Eta) -> str:
 
 def _seconds(value: Range) -> str:
     unit, factor, digits = ("s", 1e-3, 2) if value.mid >= 1000 else ("ms", 1.0, 1)
-    low, high = value.low * factor, value.high * factor
-    return f"{value.mid * factor:.{digits}f} {unit} ({low:.{digits}f} – {high:.{digits}f})"
+    mid, low, high = (number(n * factor, f".{digits}f") for n in (value.mid, value.low, value.high))
+    return f"{mid} {unit} ({low} – {high})"
 
 
 def _mfu_text(found: Eta) -> str:
     assert found.mfu is not None
     if found.card is None or found.peak_flops is None:
-        return f"{100 * found.mfu:.1f}%"
+        return number(100 * found.mfu, ".1f") + "%"
     return _("{share:.1f}% of {peak:.1f} TFLOPS ({card})").format(
         share=100 * found.mfu, peak=found.peak_flops / 1e12, card=found.card.name
     )

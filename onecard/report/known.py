@@ -100,7 +100,7 @@ def flops_per_token_of(log: Log, known: Known, notes: list[str]) -> float | None
         notes.append(
             _(
                 "the config's model has {config:.2f}M parameters, the log's {log:.2f}M: it is another run's, "
-                "and its shape is not used"
+                "its shape is not used, but its steps and evaluations are"
             ).format(config=count / 1e6, log=printed_count / 1e6)
         )
     shape = _printed_shape(log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import torch
@@ -27,10 +28,13 @@ from onecard.shapes import GPT2Shape, Shape
 from onecard.train.fit import Fit, open_fit, process_bytes, told_at_start
 from onecard.train.memory import allocator_bytes, cap_memory, forget, is_out_of_memory, reserve_of
 from onecard.train.neighbours import spilling_platform, told_about_spilling
+from onecard.train.pace import duration
 from onecard.train.step import Stepper
 
 # Memory that no question is asked about: a CPU's.
 _FAR = 2**62
+# Operations of a step that a CPU needs a good part of a minute for.
+_MUCH_FOR_CPU = 1e13
 
 
 def storage_of(setting: Setting) -> Storage:
@@ -63,12 +67,32 @@ def make_room(shape: Shape, config: RunConfig, device: str, dtype: str, notes: l
     capability = torch.cuda.get_device_capability(device) if on_card else None
     l2_bytes = card.l2_bytes if card is not None else None
     allowed = process_bytes(allocator) if allocator is not None else _FAR
+    if not on_card and not config.eval_only:
+        notes += told_about_cpu(shape.flops_per_token * config.tokens_per_step)
     host = available_memory() if on_card else None
     question = Question(config, shape, dtype, rates or ANY_CARD, allowed, host, capability, l2_bytes)
     fit = open_fit(question, on_card=on_card and not config.eval_only)
     _check_memory(shape, config, fit.setting, device, dtype, allocator if on_card else None)
     notes += told_at_start(fit)
     return fit
+
+
+def told_about_cpu(flops: float) -> list[str]:
+    """Of one step. Where it is much, how long it takes at least, by a matmul that is measured."""
+    if flops < _MUCH_FOR_CPU:
+        return []
+    size, best = 1024, float("inf")
+    matrix = torch.ones(size, size)
+    for _again in range(4):  # the first one warms up
+        began = time.perf_counter()
+        matrix @ matrix
+        best = min(best, time.perf_counter() - began)
+    rate = 2 * size**3 / best
+    return [
+        f"this trains on the CPU: a step is {flops / 1e12:,.0f} TFLOP, and a matmul here reaches "
+        f"{rate / 1e12:.2f} TFLOPS: {duration(flops / rate)} a step at least "
+        "(onecard plan --gpu NAME says what a card would take)"
+    ]
 
 
 def build_stepper(

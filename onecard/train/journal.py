@@ -246,7 +246,7 @@ class Journal:
             return
         self.recorder.sample(step, text)
         lines = text.strip("\n").splitlines()[:_SAMPLE_LINES]
-        self.display.say("\n".join("    " + line for line in lines), "dim")
+        self.display.say("\n".join(["    sample:", *("    " + line for line in lines)]), "dim")
         # The next evaluation comes with another one.
         self.pace.evaluation_took(self._evaluation_seconds + time.perf_counter() - began)
 

@@ -57,6 +57,30 @@ def test_batches_come_in_order_however_fast_they_are_encoded(encoders: int) -> N
     assert [part.batch.end.item for part in found] == list(range(1, 9))
 
 
+def test_few_very_large_documents_are_under_way_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_ENCODERS", 4)
+    monkeypatch.setattr(pipeline, "_IN_FLIGHT_BYTES", 100)
+    counting, now, most = threading.Lock(), 0, {60: 0, 20: 0}
+
+    class Counting(ByteTokenizer):
+        def encode_batch(self, texts):  # type: ignore[no-untyped-def]
+            nonlocal now
+            with counting:
+                now += 1
+            time.sleep(0.01)
+            with counting:
+                (size,) = {len(text) for text in texts}
+                most[size] = max(most[size], now)
+                now -= 1
+            return super().encode_batch(texts)
+
+    for size in most:
+        monkeypatch.setattr(pipeline, "BATCH_BYTES", size)
+        parts = [batch("x" * size, Place(0, number + 1)) for number in range(12)]
+        assert len(list(encode_all(iter(parts), Counting(), ByHash(0), "uint16"))) == 12
+    assert most[60] <= 2 < most[20] <= 5
+
+
 def test_an_error_comes_after_everything_before_it(encoders: int) -> None:
     def failing() -> Iterator[Batch]:
         for number in range(5):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onecard.data.prepare import reading
+from onecard.data.prepare import parquet, reading
 from onecard.data.prepare.origin import LocalFiles
 from onecard.data.prepare.reading import Batch, Place, document_digest
 from onecard.data.prepare.sources import Tally, find_sources
@@ -250,9 +250,28 @@ def test_batches_stay_small_whatever_a_file_hides(tmp_path: Path) -> None:
     batches = batches_of(path)
     assert sum(len(batch.texts) for batch in batches) == 3000
     assert max(batch.n_bytes for batch in batches) < 2 * reading.BATCH_BYTES
+    for piece in parquet._bounded(column):
+        # Spelled out together, long ones would not fit into one array.
+        assert pa.types.is_dictionary(piece.type) and len(piece) <= reading.BATCH_BYTES // 20_000 + 1
     short = tmp_path / "b.jsonl"
     short.write_text('{"text": "a"}\n' * 50_000)
     assert max(len(batch.texts) for batch in batches_of(short)) <= reading.MOST_TEXTS
+
+
+def test_what_is_about_the_data_is_not_in_it(tmp_path: Path) -> None:
+    """As a dataset's folder comes from the Hub; a folder of notes may well begin with a README."""
+    hub, notes = tmp_path / "hub", tmp_path / "notes"
+    for folder in (hub, notes):
+        folder.mkdir()
+        (folder / "README.md").write_text("what it is")
+        (folder / "LICENSE").write_text("what is allowed")
+        (folder / "more.md").write_text("some text")
+    write_parquet(hub / "a.parquet", {"text": ["one", "two"]})
+    tally = Tally()
+    found = find_sources([str(hub)], tally)
+    assert [file.path.name for file in found] == ["a.parquet", "more.md"]
+    assert tally.notes() == ["2 files skipped that are about the data (README, LICENSE)"]
+    assert len(find_sources([str(notes)], Tally())) == 3
 
 
 # ---------------------------------------------------------------- going on from any place

@@ -435,6 +435,23 @@ def test_a_full_disk_is_noticed_between_two_writes(
     assert_same(tmp_path / "data" / "corpus", expected)
 
 
+def test_a_full_disk_is_told_whatever_still_lay_in_a_buffer(tmp_path: Path) -> None:
+    """Many short stretches of both splits: closing the files finds the disk full once more."""
+    lines = (json.dumps({"text": f"{number} is a number"}) for number in range(20_000))
+    (tmp_path / "many.jsonl").write_text("\n".join(lines))
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "from onecard.cli import main;"
+        "main(['prepare', 'many.jsonl', '--name', 'x', '--tokenizer', 'byte', '--val-fraction', '0.5'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert "error: cannot write data/x" in done.stderr, done.stderr
+    assert "the system refused" not in done.stderr
+
+
 def test_an_unfinished_prepare_of_something_else_is_not_mixed_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_steps: None
 ) -> None:

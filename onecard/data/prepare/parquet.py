@@ -73,11 +73,12 @@ def _rows(file: SourceFile, path: Path, column: str, start: Place) -> Iterator[B
                     array = array.slice(skipped)
                     if not len(array):
                         continue
-                # One layout for plain, dictionary and view columns.
-                if array.type != kind:
+                if str(array.type) == "string_view":
                     array = array.cast(kind)
                 for piece in _bounded(array):
-                    batch = _parquet_batch(piece, start.source, row)
+                    # One layout for plain and dictionary columns.
+                    plain = piece if piece.type == kind else piece.cast(kind)
+                    batch = _parquet_batch(plain, start.source, row)
                     row += len(piece)
                     batch.read = file.size * row // rows
                     yield batch
@@ -133,14 +134,16 @@ def _rows_per_batch(table: Any, column: str) -> int:
 
 def _bounded(array: Any) -> Iterator[Any]:
     """Rows of about a batch's bytes together: a dictionary may have hidden how long they are."""
-    first, size = 0, 0
-    limit = 2 * reading.BATCH_BYTES
-    if array.nbytes <= limit:
-        yield array
-        return
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    for number, length in enumerate(pc.binary_length(array).to_pylist()):
+    first, size = 0, 0
+    coded = pa.types.is_dictionary(array.type)
+    if not coded and array.nbytes <= 2 * reading.BATCH_BYTES:
+        yield array
+        return
+    lengths = pc.binary_length(array.dictionary).take(array.indices) if coded else pc.binary_length(array)
+    for number, length in enumerate(lengths.to_pylist()):
         size += length or 0
         if size >= reading.BATCH_BYTES:
             yield array.slice(first, number + 1 - first)

@@ -23,9 +23,11 @@ from onecard.data.tokenizer import Tokenizer
 from onecard.hardware.cpu import usable_cores
 
 # Batches read ahead, and batches that are encoded at a time: one on each core. Reading and writing take turns
-# with them, and no core ever waits for another to finish its part of a batch.
+# with them, and no core ever waits for another to finish its part of a batch. Every thread that encodes
+# remembers words (30 MB of Wikipedia's), and eight can take what one thread reads.
 _READ_AHEAD = 4
-_ENCODERS = min(usable_cores(), 16)
+_ENCODERS = min(usable_cores(), 8)
+_IN_FLIGHT_BYTES = 64 * 2**20  # of text: a few very large documents are enough at a time
 
 # Small files go together until they are this much.
 _SMALL_FILES_BYTES = 64 * 2**10
@@ -65,6 +67,7 @@ def encode_all(
     """
     with Ahead(lambda: merged(batches), _READ_AHEAD, on_wait) as ahead, ThreadPoolExecutor(_ENCODERS) as pool:
         waiting: deque[Future[Encoded]] = deque()
+        sizes: deque[int] = deque()  # bytes of text of each
         failure: BaseException | None = None
         ready = iter(ahead)
         try:
@@ -78,7 +81,9 @@ def encode_all(
                     break
                 labelled, held_out = rule.assign(batch)
                 waiting.append(pool.submit(_encode, labelled, held_out, tokenizer, dtype))
-                if len(waiting) > _ENCODERS:
+                sizes.append(labelled.n_bytes)
+                while len(waiting) > _ENCODERS or (len(waiting) > 1 and sum(sizes) > _IN_FLIGHT_BYTES):
+                    sizes.popleft()
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -53,6 +53,9 @@ class SourceFile:
     compression: Compression = ""
 
 
+_ABOUT = {"README", "LICENSE", "LICENCE", "NOTICE"}
+
+
 @dataclass
 class Tally:
     """What was passed over or mended on the way, for the notes at the end."""
@@ -62,6 +65,7 @@ class Tally:
     binary_files: int = 0
     bad_bytes: int = 0
     json_files: int = 0
+    about_files: int = 0
 
     def notes(self) -> list[str]:
         found = [
@@ -69,6 +73,7 @@ class Tally:
             (self.empty_documents, "empty documents skipped"),
             (self.binary_files, "files skipped that are not text (archives, images …)"),
             (self.json_files, ".json files skipped that are not one object per line"),
+            (self.about_files, "files skipped that are about the data (README, LICENSE)"),
             (self.bad_bytes, "places were not UTF-8 and became \N{REPLACEMENT CHARACTER}"),
         ]
         return [f"{count:,} {what}" for count, what in found if count]
@@ -164,6 +169,11 @@ def _folder_files(folder: Path, tally: Tally, output_dir: Path | None) -> list[S
             tally.binary_files += 1
             continue
         files.append(file)
+    if any(file.kind != "text" for file in files):
+        # A folder of parquet or jsonl, as fetched from the Hub: what describes it is not part of it.
+        of_data = [file for file in files if file.kind != "text" or file.path.stem.upper() not in _ABOUT]
+        tally.about_files += len(files) - len(of_data)
+        files = of_data
     if not files:
         skipped = tally.binary_files - binary_before
         raise UserError(

@@ -8,6 +8,7 @@ meta.json of what is written so far. What lies behind that point after a kill is
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -159,8 +160,10 @@ class DatasetWriter:
             raise cannot_write(self.folder, error) from error
 
     def close(self) -> None:
+        """Without finishing. What could not be written has been told, or is not needed."""
         for writer in self._splits.values():
-            writer.close()
+            with contextlib.suppress(OSError):
+                writer.close()
 
 
 # ---------------------------------------------------------------- the journal
