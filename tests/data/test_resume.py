@@ -435,6 +435,23 @@ def test_a_full_disk_is_noticed_between_two_writes(
     assert_same(tmp_path / "data" / "corpus", expected)
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="Linux's")
+def test_tokens_go_to_disk_while_others_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piece after piece, none left out, each out of Python's buffer: a commit then waits for little."""
+    corpus, begun = make_corpus(tmp_path / "corpus"), dict[int, int]()
+
+    def advise(file: int, start: int, size: int, advice: int) -> None:
+        assert begun.get(file, 0) == start and os.fstat(file).st_size >= start + size
+        begun[file] = start + size
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(writer, "_BEGIN_BYTES", 200)
+    for module in (pipeline, reading):
+        monkeypatch.setattr(module, "BATCH_BYTES", 100)
+    folder = run(corpus, root=tmp_path).folder
+    assert 0 < (folder / "train.bin").stat().st_size - max(begun.values()) < 2000
+
+
 def test_a_full_disk_is_told_whatever_still_lay_in_a_buffer(tmp_path: Path) -> None:
     """Many short stretches of both splits: closing the files finds the disk full once more."""
     lines = (json.dumps({"text": f"{number} is a number"}) for number in range(20_000))
