@@ -135,13 +135,14 @@ def _rows_per_batch(table: Any, column: str) -> int:
 def _bounded(array: Any) -> Iterator[Any]:
     """Rows of about a batch's bytes together: a dictionary may have hidden how long they are."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     first, size = 0, 0
     coded = pa.types.is_dictionary(array.type)
     if not coded and array.nbytes <= 2 * reading.BATCH_BYTES:
         yield array
         return
+    import pyarrow.compute as pc  # takes as long as a batch
+
     lengths = pc.binary_length(array.dictionary).take(array.indices) if coded else pc.binary_length(array)
     for number, length in enumerate(lengths.to_pylist()):
         size += length or 0
