@@ -122,6 +122,25 @@ def test_what_prepare_wrote_is_ok(tmp_path: Path, tokenizer: str) -> None:
     assert report.text().endswith("ok: everything meta.json says is so")
 
 
+def test_a_report_is_as_wide_as_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of a document is left out for that, and a pipe gets its lines as they are."""
+    (tmp_path / "a.txt").write_text("a long line of many words " * 40 + "x" * 200)
+    (tmp_path / "b.txt").write_text("another line of words " * 40)
+    prepare([str(tmp_path)], name="it", out_root=tmp_path / "data", tokenizer="byte", progress=False)
+    report = look(tmp_path / "data" / "it")
+    whole = report.text()
+    assert max(map(len, whole.splitlines())) > 200
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = report.text().splitlines()[1:]  # the first has the folder's name
+    assert max(map(len, lines)) <= 80
+
+    def samples(text: str) -> str:
+        shown = [line[4:] for line in text.splitlines() if line.startswith("  | ")]
+        return "".join("".join(shown).split())
+
+    assert samples(report.text()) == samples(whole)
+
+
 def test_a_single_text_cut_into_two_splits_is_ok(tmp_path: Path) -> None:
     text = tmp_path / "one.txt"
     text.write_text("It was a dark night. " * 200)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from onecard.data.tokenizer import EOT_TEXT, Tokenizer
+from onecard.terminal import columns
 
 _LABEL = 28
 _COLUMN = 22
-_BAR = 28
+_CELL, _LEAST_CELL = 36, 16  # of a split, in what is drawn
+_SHARE = 8  # of it, for a percentage
 _WIDTH = 100
 
 Part = dict[str, Any]
@@ -68,9 +70,19 @@ def _heading(label: str, splits: list[str], width: int) -> str:
     return (f"{label:<{_LABEL}}" + "".join(f"  {split:<{width}}" for split in splits)).rstrip()
 
 
+def _cell(splits: int) -> int:
+    """As wide as the terminal allows."""
+    full = _LABEL + splits * (_CELL + 2)
+    return max(_LEAST_CELL, min(_CELL, (columns(of_a_pipe=full) - _LABEL) // splits - 2))
+
+
 def _wrapped(label: str, text: str) -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False
+        text,
+        columns(of_a_pipe=_WIDTH),
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
     )
 
 
@@ -135,29 +147,33 @@ def _histogram(splits: dict[str, Part]) -> list[str]:
         for split, part in shown.items()
     }
     bins = sorted({bounds for rows in counts.values() for bounds in rows})
-    lines = ["", _heading("tokens in a document", list(shown), _BAR + 8)]
+    cell = _cell(len(shown))
+    wide = cell - _SHARE
+    lines = ["", _heading("tokens in a document", list(shown), cell)]
     for low, high in bins:
         line = f"{f'{low:,} to {high:,}' if high > low else f'{low:,}':>{_LABEL}}"
         for split, part in shown.items():
             count = counts[split].get((low, high), 0)
             # What is there shows, however little it is.
-            bar = "#" * -(-count * _BAR // max(counts[split].values()))
-            line += f"  {bar:<{_BAR}} {count / part['documents']:>6.1%} "
+            bar = "#" * -(-count * wide // max(counts[split].values()))
+            line += f"  {bar:<{wide}} {count / part['documents']:>6.1%} "
         lines.append(line.rstrip())
     return lines
 
 
 def _most_frequent(splits: dict[str, Part]) -> list[str]:
-    columns = [
-        [f"{_short(row['text'] or 'id ' + str(row['id']), 26):<26} {row['share']:>6.2%}"
+    cell = _cell(len(splits))
+    wide = min(26, cell - _SHARE)
+    found = [
+        [f"{_short(row['text'] or 'id ' + str(row['id']), wide):<{wide}} {row['share']:>6.2%}"
          for row in part["most_frequent"]]
         for part in splits.values()
     ]  # fmt: skip
-    depth = max((len(column) for column in columns), default=0)
-    lines = ["", _heading("most frequent tokens", list(splits), 36)]
+    depth = max((len(column) for column in found), default=0)
+    lines = ["", _heading("most frequent tokens", list(splits), cell)]
     for number in range(depth):
-        cells = [column[number] if number < len(column) else "" for column in columns]
-        lines.append((f"{number + 1:>{_LABEL}}" + "".join(f"  {cell:<36}" for cell in cells)).rstrip())
+        texts = [column[number] if number < len(column) else "" for column in found]
+        lines.append((f"{number + 1:>{_LABEL}}" + "".join(f"  {text:<{cell}}" for text in texts)).rstrip())
     return lines if depth else []
 
 
@@ -195,8 +211,16 @@ def _samples(split: str, part: Part) -> list[str]:
             f"from token {sample['position']:,})"
         )
         # Only real line breaks: visible() has escaped whatever else might break a line.
-        lines += ["", title, *("  | " + line for line in visible(sample["text"]).split("\n"))]
+        lines += ["", title]
+        for line in visible(sample["text"]).split("\n"):
+            lines += ["  | " + part for part in _folded(line)]
     return [line.rstrip() for line in lines]
+
+
+def _folded(line: str) -> list[str]:
+    """A line in as many as the terminal has room for; nothing of it is left out."""
+    width = columns(of_a_pipe=10**6) - 4
+    return textwrap.wrap(line, max(20, width), drop_whitespace=False) or [line]
 
 
 def _verdict(report: Part) -> str:
