@@ -206,11 +206,9 @@ class Prefetcher:
             self._ready.put(_Failed(error))
 
     def _on_host(self, tokens_BL: NDArray[np.int64], id_B: NDArray[np.uint64]) -> Micro:
-        arrays = (
-            np.ascontiguousarray(tokens_BL[:, :-1]),
-            np.ascontiguousarray(tokens_BL[:, 1:]),
-            id_B.view(np.int64).copy(),
-        )
+        # Copies: a single sequence cut out of a longer row would keep that row's stride, for which the
+        # compiler would compile once more.
+        arrays = (tokens_BL[:, :-1].copy(), tokens_BL[:, 1:].copy(), id_B.view(np.int64).copy())
         tensors = (self._torch.from_numpy(array) for array in arrays)
         x_BT, y_BT, ids_B = (tensor.pin_memory() if self._pin else tensor for tensor in tensors)
         return Micro(x_BT, y_BT, ids_B)

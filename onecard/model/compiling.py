@@ -61,17 +61,24 @@ def set_compile_cache() -> None:
     temporary = str(Path(tempfile.gettempdir()) / "torchinductor_")
     if named is None or named.startswith(temporary):
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        named = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(base / "onecard" / "compiled")
-    _remove_unfinished(Path(named))
+        ours = base / "onecard" / "compiled"
+        try:
+            ours.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return  # torch's own will do
+        named = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(ours)
+    _remove_unfinished(named)
 
 
-def _remove_unfinished(folder: Path) -> None:
+def _remove_unfinished(folder: str) -> None:
     """What a compilation that was interrupted has left: it would be taken for finished, and fail to load."""
-    for path in folder.rglob("*.so"):
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            if not found.st_size and time.time() - found.st_mtime > _COMPILING_SECONDS:
-                path.unlink()
+    # os.walk passes over folders that vanish meanwhile: other processes compile too.
+    for where, _folders, names in os.walk(folder):
+        for path in (Path(where, name) for name in names if name.endswith(".so")):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                if not found.st_size and time.time() - found.st_mtime > _COMPILING_SECONDS:
+                    path.unlink()
 
 
 def compile_problem(device: str) -> str | None:

@@ -337,7 +337,8 @@ class Decoder(nn.Module):
         """From the embedding to the normalised last hidden state."""
         n_layer, middle_layer = self.shape.n_layer, self.middle_layer
         if only is not None and middle_layer is not None:
-            middle_layer = only[0]  # the norm takes two inputs all the same
+            # The norm takes two inputs all the same: one and the same where it does in a real pass.
+            middle_layer = only[-1 if middle_layer == n_layer - 1 else 0]
         nothing: list[None] = [None] * n_layer
         totals = self._layer_totals if torch.is_grad_enabled() else nothing
         # A key of its own for every layer's rounding, for the same reason as dropout's.

@@ -153,8 +153,7 @@ class Bill:
     def _room_beside(self, moment: Moment) -> int:
         if moment.name == TRYING_OUT:
             return _SLACK + _TRIAL_MARGIN
-        recorded = self.graph_bytes + _GRAPH_MARGIN if self.graph_bytes else 0
-        return max(recorded, _SLACK + self.margin)  # the first passes are plain ones
+        return self.graph_bytes + _GRAPH_MARGIN if self.graph_bytes else _SLACK + self.margin
 
     @property
     def process(self) -> int:

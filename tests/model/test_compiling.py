@@ -123,6 +123,17 @@ def test_compiled_code_is_kept_where_a_reboot_leaves_it(
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
 
 
+def test_where_nothing_can_be_kept_torch_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for named in (None, str(Path(tempfile.gettempdir()) / "torchinductor_somebody")):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        if named is not None:
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
+        compiling.set_compile_cache()
+        assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == named
+
+
 def test_what_an_interrupted_compilation_left_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ SHAPES = {
     "2025": NanochatShape(n_layer=3, n_head=2, n_embd=32, vocab_size=64, block_size=16),
     # With and without a value embedding.
     "2026": Nanochat2026Shape(6, 2, 32, 64, 16, window_pattern="SSL"),
+    # Its middle layer is its last.
+    "2026 of two": Nanochat2026Shape(2, 2, 32, 64, 16),
 }
 
 
@@ -44,9 +46,9 @@ def stepper_of(family: str, recompute: str = "none", dropout: float = 0.0, **sto
     )
 
 
-def weights_after(stepper: Stepper, steps: int = 3) -> dict[str, Tensor]:
+def weights_after(stepper: Stepper, steps: int = 3, step_sequences: int = 8) -> dict[str, Tensor]:
     sequences = Sequences(MemoryTokens(3000), stepper.model.shape.block_size, seed=7)
-    with Prefetcher(sequences, sequences.start(), step_sequences=8, micro_batch=4) as batches:
+    with Prefetcher(sequences, sequences.start(), step_sequences=step_sequences, micro_batch=4) as batches:
         for _ in range(steps):
             assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
     return {name: tensor.clone() for name, tensor in stepper.optimizer.export_weights().items()}
@@ -56,26 +58,30 @@ def weights_after(stepper: Stepper, steps: int = 3) -> dict[str, Tensor]:
     ("family", "more"),
     [("gpt2", {}), ("gpt2", {"dropout": 0.2, "recompute": "mlp"}), ("gpt2", {"offload": "gradients"}),
      ("gpt2", {"master_weights": "bf16", "optim_states": "int8"}), ("2025", {"recompute": "block"}),
-     ("2026", {}), ("2026", {"recompute": "block", "offload": "gradients"})],
+     ("2026", {}), ("2026", {"recompute": "block", "offload": "gradients"}), ("2026 of two", {})],
 )  # fmt: skip
+@pytest.mark.parametrize(
+    "step_sequences", [8, 9, 1]
+)  # the last micro-batch: as the others, one, the only one
 def test_everything_is_compiled_in_it_and_nothing_is_learnt(
-    family: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    family: str, more: dict[str, Any], step_sequences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
     plain, counts = Stepper._rehearse, list[int]()
 
-    def rehearse(stepper: Stepper, sequences: int) -> None:
+    def rehearse(stepper: Stepper, *sizes: int) -> None:
         counts.append(graphs_compiled())
-        plain(stepper, sequences)
+        plain(stepper, *sizes)
         counts.append(graphs_compiled())
 
     monkeypatch.setattr(Stepper, "_rehearse", rehearse)
-    found = weights_after(stepper_of(family, **more))
+    found = weights_after(stepper_of(family, **more), step_sequences=step_sequences)
     before, after = counts
     assert after > before
     assert graphs_compiled() == after, "a real micro-batch finds all kernels there"
-    monkeypatch.setattr(Stepper, "_rehearse", lambda stepper, sequences: None)
-    for name, tensor in weights_after(stepper_of(family, **more)).items():
+    monkeypatch.setattr(Stepper, "_rehearse", lambda stepper, *sizes: None)
+    without = weights_after(stepper_of(family, **more), step_sequences=step_sequences)
+    for name, tensor in without.items():
         assert torch.equal(tensor, found[name]), name
 
 
