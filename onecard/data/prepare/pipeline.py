@@ -1,7 +1,7 @@
 """Read, encode and write side by side: reading runs ahead in its own thread, encoding in others.
 
-Threads, not processes: the encoder and Arrow work outside Python's lock, the encoder's cache of words
-is shared, and a killed prepare leaves no orphans. What is in flight is bounded by the queue.
+Threads, not processes: the encoder and Arrow work outside Python's lock, text does not travel, and a
+killed prepare leaves no orphans. What is in flight is bounded by the queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from onecard.hardware.cpu import usable_cores
 
 # Batches read ahead, and batches that are encoded at a time: one on each core. Reading and writing take turns
 # with them, and no core ever waits for another to finish its part of a batch. Every thread that encodes
-# remembers words (30 MB of Wikipedia's), and eight can take what one thread reads.
+# remembers words (30 MB of Wikipedia's), and eight are more than one thread that reads can feed with parquet
+# (500 MB/s, where one encodes 250: measured on two cores, each apart).
 _READ_AHEAD = 4
 _ENCODERS = min(usable_cores(), 8)
 _IN_FLIGHT_BYTES = 64 * 2**20  # of text: a few very large documents are enough at a time
