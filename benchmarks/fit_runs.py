@@ -152,7 +152,7 @@ class Watched:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.run: Any = None
-        self.updates = 0
+        self.updates = self.recorded = 0
         self.settings: list[Any] = []
         self.update_costs: list[tuple[int, int, int]] = []
         self.watch_updates = False
@@ -175,6 +175,8 @@ class Watched:
 
         def updated(optimizer: Any, *arguments: Any) -> None:
             self.updates += 1
+            replay = self.run.stepper.replay
+            self.recorded += replay is not None and replay.held_bytes > 0
             PULSE.beat()
             if self.watch_updates:
                 self._costs(lambda: plain_update(optimizer, *arguments))
@@ -225,7 +227,7 @@ class Watched:
             "predicted_at_first": round(fit.question.answer(self.settings[0]).tokens_per_s),
             "refits": summary.values["refits"], "refitted": refits_in(folder),
             "steps": summary.values["step"], "asked": self.config.max_iters,
-            "updates": self.updates, "logged": logged_steps(folder),
+            "updates": self.updates, "recorded_steps": self.recorded, "logged": logged_steps(folder),
             "tokens_per_s": round(statistics.median(steady)) if steady else None,
             "val_loss": summary.values["val_loss"],
             "val": [(row["step"], round(row["val_loss"], 6)) for row in rows if "val_loss" in row],

@@ -13,6 +13,7 @@ from typing import Any
 
 from fit_parts import FAST, STAND_IN, Check, Job, Rows, check
 from fit_runs import GIB, PULSE, Row, caps_of, question_of
+from processes import so_far
 
 # Those first that runs under caps are most likely to have.
 MICRO_BATCHES = (16, 8, 4, 32, 64, 2, 1)
@@ -20,7 +21,7 @@ WARM_UP = 3  # steps in which kernels are compiled and micro-batches recorded
 
 
 def sweep_jobs(options: argparse.Namespace) -> dict[str, Job]:
-    return {job_of(size): Job(partial(sweep, options, size), 80) for size in MICRO_BATCHES}
+    return {job_of(size): Job(partial(sweep, options, size), 40, most=240) for size in MICRO_BATCHES}
 
 
 def job_of(size: int) -> str:
@@ -68,6 +69,7 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
     """
     import torch
 
+    began = time.monotonic()
     from onecard.data.batches import Sequences
     from onecard.data.bins import open_split
     from onecard.data.prefetch import Prefetcher
@@ -89,6 +91,8 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
     mine = [choice for choice in mine if key_of(choice) not in done]
     if not mine:
         return row
+    row["unmeasured"] = ["{} --loss_chunk={}".format(*key_of(choice)) for choice in mine]
+    so_far(row)
     model = start._fresh_model(shape, config)
     row["attention"] = model.attention_kernel = engine.choose_kernel(shape, config, device, dtype)
     weights = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
@@ -115,11 +119,11 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
             device=device,
         )  # fmt: skip
 
-    ends = min(time.monotonic() + 0.9 * sweep_jobs(options)[job_of(size)].limit, options.ends)
+    limit = min(sweep_jobs(options)[job_of(size)].limit, options.limit_seconds)
+    ends = min(began + 0.9 * limit, options.ends)
     for choice in mine:
         if time.monotonic() > ends:
-            row["unmeasured"].append("{} --loss_chunk={}".format(*key_of(choice)))
-            continue
+            break
         stepper = None
         told: Row = {"setting": choice.setting.words(), "loss_chunk": choice.setting.loss_chunk,
                      "drawn": choice in drawn, "predicted_need_gib": choice.bill.need / GIB,
@@ -143,6 +147,8 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
                     for cap in sorted(options.caps)
                     if least <= cap < told["peak_reserved_gib"]
                 ]
+        del row["unmeasured"][0]
+        so_far(row)  # should this process be ended, that is not lost
     return row
 
 

@@ -21,6 +21,7 @@ Row = dict[str, Any]
 Work = Callable[[], Row]
 
 _waiting: Path | None = None  # in a fork: this file is there while its limit is not to be counted
+_result: Path | None = None  # in a fork: where its row goes
 
 
 def in_own_process(work: Work, limit_s: float) -> Row:
@@ -57,6 +58,15 @@ def side_by_side(works: Iterable[Work | None], lanes: int, limit_s: float) -> It
         finally:
             for child in running.values():
                 child.kill()
+
+
+def so_far(row: Row) -> None:
+    """Of work that may be stopped: what is known of its row. The row has to say that it is not whole."""
+    if _result is not None:
+        # Whole or not there: the parent may look in between.
+        fresh = _result.with_suffix(".new")
+        fresh.write_text(json.dumps(row))
+        fresh.replace(_result)
 
 
 class Turns:
@@ -118,15 +128,12 @@ class _Child:
                 os._exit(1)  # never back into the parent's story
 
     def _run(self, work: Work) -> None:
-        global _waiting
-        _waiting = self.waiting
+        global _waiting, _result
+        _waiting, _result = self.waiting, self.result
         with self.log.open("w") as sink:
             for stream in (1, 2):
                 os.dup2(sink.fileno(), stream)
-            # Whole or not there: the parent may look in between.
-            fresh = self.result.with_suffix(".new")
-            fresh.write_text(json.dumps(work()))
-            fresh.replace(self.result)
+            so_far(work())
 
     def ended(self) -> Row | None:
         done, status = os.waitpid(self.pid, os.WNOHANG)

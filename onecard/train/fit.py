@@ -20,7 +20,6 @@ from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import (
-    WORTH_CHANGING,
     Choice,
     Question,
     by_kind,
@@ -39,6 +38,8 @@ _LOWER = 0.97
 # One that failed is tried again after so many steps, twice as many after each further failure; after one that
 # held so many times longer, as after the first.
 _PATIENCE, _FORGIVEN = 64, 8
+# Amid a run a setting that is so much faster is worth a change: it costs compiling, and a test of its gain.
+_WORTH_CHANGING = 1.03
 # Back to what the run began with for any gain: it has been chosen for its speed already.
 _WORTH_RETURNING = 1.002
 # At the bottom there is nothing smaller, but whoever took the memory may give it back: so often is it tried
@@ -172,7 +173,7 @@ class Fit:
         now = self._with(self.setting, allocator)
 
         def is_faster(choice: Choice) -> bool:
-            worth = _WORTH_RETURNING if choice.setting == self._first else WORTH_CHANGING
+            worth = _WORTH_RETURNING if choice.setting == self._first else _WORTH_CHANGING
             return choice.setting != self.setting and choice.tokens_per_s > worth * now.tokens_per_s
 
         possible = (

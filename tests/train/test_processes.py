@@ -60,6 +60,17 @@ def test_what_takes_too_long_is_stopped(processes: Any) -> None:
     assert time.monotonic() - began < 300
 
 
+def test_what_was_known_before_it_was_stopped_is_kept(processes: Any) -> None:
+    def work() -> dict[str, int]:
+        for done in range(1000):
+            processes.so_far({"done": done, "left": 1000 - done})
+            time.sleep(0.05)
+        return {}
+
+    row = processes.in_own_process(work, 1.0)
+    assert row["done"] > 0 and row["done"] + row["left"] == 1000 and "error" not in row
+
+
 def test_the_next_is_asked_for_when_there_is_a_lane(processes: Any) -> None:
     ended: list[int] = []
     asked_after: list[int] = []
