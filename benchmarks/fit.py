@@ -124,6 +124,8 @@ def prepare_data(options: argparse.Namespace) -> Row:
         from onecard.data.prepare.command import prepare
 
         prepare(options.data, name=options.dataset, tokenizer="gpt2", val_fraction=0.025)
+    if not (Path("data") / options.dataset / "val.bin").exists():
+        return {"error": f"there is no data/{options.dataset}: --data PARQUET..."}  # not once in every job
     return {}
 
 

@@ -16,7 +16,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError, need_package
 from onecard.knobs import Config, describe_knobs, knobs, load_config
 from onecard.sample_config import SampleConfig
-from onecard.terminal import columns, hanging
+from onecard.terminal import columns, forget_unusable_sizes, hanging
 
 INTERRUPTED = 130
 _KNOB, _LONG = 33, 1000  # columns: where what a knob does begins; a pipe's, where each stays on its line
@@ -112,8 +112,16 @@ def plan(arguments: Sequence[str]) -> int:
       --currency NAME                of the price [EUR]
       --idle-watts W                 what the PC draws besides the card [80; 25 in a laptop]"""
     from onecard.plan.command import plan_command
+    from onecard.run.directory import RunDirectory, load_run_config
 
-    return plan_command(arguments, _names(SampleConfig))
+    # A run's folder is planned as train would go on with it.
+    words = [
+        f"--out_dir={word}" if not word.startswith("-") and RunDirectory(word).config_path.is_file() else word
+        for word in arguments
+    ]
+    if any(word.startswith("--out_dir") for word in words):
+        return plan_command(words, lambda rest: load_run_config(rest, _names(SampleConfig)))
+    return plan_command(words, lambda rest: load_config(RunConfig, rest, _names(SampleConfig)))
 
 
 # These take nanoGPT's config files and free --name=value flags, which is config.py's business.
@@ -139,6 +147,7 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
     """The command line; with `verb`, one of nanoGPT's doors (train.py, sample.py)."""
     arguments = [*([verb] if verb else []), *(sys.argv[1:] if argv is None else argv)]
     _tolerant_streams()
+    forget_unusable_sizes()
     _wait_patiently()
     try:
         if not arguments or arguments[0] in ("--help", "-h", "help"):

@@ -71,7 +71,8 @@ def _read_text(path: Path) -> str:
         if path.is_dir():
             raise UserError(
                 f"{path} is a folder, not a config file",
-                hint=f"for the run in it: --out_dir={path}; for a config: {path}/NAME.py",
+                hint=(f"for the run in it: --out_dir={path}; " if (path / "config.json").exists() else "")
+                + f"for a config: {path}/NAME.py",
             )
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)  # no more: pipes and devices do not tell their size
@@ -85,7 +86,8 @@ def _read_text(path: Path) -> str:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         folder = path.parent
-        names = [str(p) for p in folder.glob("*.py")] if folder.is_dir() else []
+        usual = Path("config")  # what comes with onecard
+        names = [str(p) for p in (folder if folder.is_dir() else usual).glob("*.py")]
         near = difflib.get_close_matches(str(path), names, n=2, cutoff=0.75)
         hint = (
             f"did you mean {' or '.join(near)}?"

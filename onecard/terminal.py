@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
 
+_SIZE = re.compile("0{0,9}[1-9][0-9]{0,4}")
+
+
+def forget_unusable_sizes() -> None:
+    """COLUMNS and LINES that are no size out of the environment: rich reads them too, and fails at `²`,
+    which is a digit to isdigit() and no number to int()."""
+    for name in ("COLUMNS", "LINES"):
+        if not _SIZE.fullmatch(os.environ.get(name, "1")):
+            del os.environ[name]
+
 
 def columns(of_a_pipe: int) -> int:
     """Of the terminal that is written to. A pipe has none of its own, unless COLUMNS says how many."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isdigit() and int(said) > 0:
+    forget_unusable_sizes()
+    if said := os.environ.get("COLUMNS"):
         return int(said)
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else of_a_pipe
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
 
 from onecard import __version__
+from onecard.config_file import parse_argument_text, shortened
 from onecard.errors import UserError, need_package
+from onecard.language import _
+from onecard.terminal import forget_unusable_sizes
 
 app = App(
     name="onecard",
@@ -19,6 +22,24 @@ app = App(
     version_flags=["--version"],
     result_action="return_value",
 )
+
+
+def _read_whole_number(_type: Any, tokens: Sequence[Token]) -> int:
+    """As configs read it (1e3, 4*8); cyclopts alone would round 12.7 to another run's 13."""
+    token = tokens[0]
+    try:
+        return int(token.value)
+    except ValueError:
+        value = parse_argument_text(token.value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1:
+        raise UserError(
+            _("{name} is {value}").format(name=token.keyword, value=shortened(token.value)),
+            _("it has to be a whole number"),
+        )
+    return int(value)
+
+
+WholeNumber = Annotated[int | None, Parameter(converter=_read_whole_number)]
 
 
 @app.command
@@ -161,11 +182,11 @@ def eta(
     /,
     *,
     gpu: str | None = None,
-    max_iters: int | None = None,
+    max_iters: WholeNumber = None,
     tokens: str | None = None,
-    batch_size: int | None = None,
-    block_size: int | None = None,
-    gradient_accumulation_steps: int | None = None,
+    batch_size: WholeNumber = None,
+    block_size: WholeNumber = None,
+    gradient_accumulation_steps: WholeNumber = None,
     config: str | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
@@ -241,6 +262,7 @@ def export(
 
 def run_verb(arguments: list[str], config_verbs: Iterable[str]) -> int:
     """Run one of the verbs above. `config_verbs` are cli.py's own, named here for "did you mean"."""
+    forget_unusable_sizes()  # tables are rich's
     for verb in config_verbs:
         if verb not in app:
             app.command(lambda: 0, name=verb)

@@ -9,14 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onecard.cli import main
 from onecard.terminal import columns, hanging
 
 
-@pytest.mark.parametrize(("said", "wide"), [("80", 80), ("0", 33), ("", 33), ("many", 33)])
+@pytest.mark.parametrize(
+    ("said", "wide"), [("80", 80), ("0", 33), ("", 33), ("many", 33), ("²", 33), ("9" * 5000, 33), ("-5", 33)]
+)
 def test_a_pipe_is_as_wide_as_is_said(said: str, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setenv("COLUMNS", said)
     assert columns(of_a_pipe=33) == wide
+
+
+@pytest.mark.parametrize("said", ["²", "9" * 5000])
+@pytest.mark.parametrize("words", [["gpus", "4070"], ["plan", "--gpu=RTX 4070"], ["eta", "--help"]])
+def test_a_width_that_is_none_costs_no_command(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.setenv(name, said)
+    assert main(words) == 0
+    assert capsys.readouterr().out
 
 
 def test_a_line_goes_on_below_itself() -> None:

@@ -22,6 +22,7 @@ from onecard.files import write_json
 from onecard.hardware.cards import match_card, read_words
 
 SCHEMA = 1
+DTYPES = ("bfloat16", "float16", "float32")  # that a card has a peak for, see Card.peak_tflops
 # Far from anything that is measured; what is computed from numbers in between stays finite.
 _LEAST, _MOST = 1e-9, 1e9
 
@@ -161,6 +162,8 @@ class Measured:
         """ValueError unless every number that is divided by is one, and the card and the date are told."""
         if not all(isinstance(text, str) for text in (self.card, self.date, self.dtype)):
             raise ValueError("card, date or dtype is no text")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype[:20]!r}, in which nothing is measured")
         if datetime.fromisoformat(self.date).tzinfo is None:
             raise ValueError("its date has no time zone")
         if not self.matmuls or not self.attention:

@@ -52,6 +52,14 @@ def kwh_cell(kwh: float) -> str:
     return number(kwh, ",.1f" if kwh >= FEW_KWH else ".4f")
 
 
+def price_text(price: float) -> str:
+    """Of a kWh: two decimals, or as many more as it takes to be right to one in ten thousand."""
+    if 0 < price < 1e-6:
+        return number(price, ".3g")
+    digits = next((n for n in range(2, 10) if abs(round(price, n) - price) <= 1e-4 * abs(price)), 10)
+    return number(price + 0.0, f",.{digits}f")  # + 0.0: minus zero is zero
+
+
 def file_size(bytes_: float) -> str:
     for size, unit in ((1e9, "GB"), (1e6, "MB")):
         if bytes_ >= 0.1 * size:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,14 @@ from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.options import Options
 from onecard.plan.rates import rates_of
-from onecard.plan.scaling import VOCABULARIES, LossRange, counted_parameters, in_bits_per_byte, predicted_loss
+from onecard.plan.scaling import (
+    VOCABULARIES,
+    LossRange,
+    counted_parameters,
+    effective_tokens,
+    in_bits_per_byte,
+    predicted_loss,
+)
 from onecard.plan.search import (
     AS_FAST,
     Choice,
@@ -73,12 +82,27 @@ class Answer:
     @property
     def data_bytes(self) -> int:
         """Tokens of one pass over the whole run, as prepare writes them."""
-        tokens = self.config.max_iters * self.config.tokens_per_step
-        return tokens * (2 if self.question.shape.vocab_size <= 2**16 else 4)
+        return self.tokens * (2 if self.question.shape.vocab_size <= 2**16 else 4)
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole run."""
+        return self.config.max_iters * self.config.tokens_per_step
+
+    @cached_property
+    def data_tokens(self) -> int | None:
+        """What there is to train on; None where the data is not there yet."""
+        return training_tokens(self.config, self.question.shape.vocab_size)
+
+    @property
+    def passes(self) -> float | None:
+        """How often the run reads its data."""
+        return self.tokens / self.data_tokens if self.data_tokens else None
 
     @property
     def loss(self) -> LossRange | None:
-        """What such a run ends at on web text, in bits per byte where the tokens are not GPT-2's.
+        """What such a run ends at on web text, in bits per byte where the tokens are not GPT-2's. Text read
+        again is worth less than fresh text.
 
         None where they are characters or bytes, of which nothing is known, or the model is not a new one.
         """
@@ -86,9 +110,9 @@ class Answer:
         if self.config.init_from in PRETRAINED or not comparable(shape.vocab_size):
             return None
         family = "gpt2" if shape.arch == "gpt2" else "nanochat"
-        tokens = self.config.max_iters * self.config.tokens_per_step
+        worth = effective_tokens(self.tokens, self.data_tokens or math.inf)
         return for_vocabulary(
-            predicted_loss(counted_parameters(shape), tokens, family=family), shape.vocab_size
+            predicted_loss(counted_parameters(shape), worth, family=family), shape.vocab_size
         )
 
     def alternatives(self) -> list[tuple[str, Choice]]:
@@ -140,7 +164,10 @@ class Answer:
             },
             "host": self.host_to_json(),
             "settings": shown.setting.to_json() | {"gradient_accumulation_steps": self.micro_batches(shown)},
-            "memory": shown.bill.to_json() | {"short_gib": round(max(0, shown.short) / GIB, 4)},
+            "memory": shown.bill.to_json() | {
+                "short_gib": round(max(0, shown.short) / GIB, 4),
+                "host_short_gib": round(max(0, shown.host_short) / GIB, 4),
+            },
             "as_given": _brief("as given", self.given, None),
             "speed": {
                 "tokens_per_s": round(step.tokens_per_s, 1) if step else None,
@@ -154,6 +181,7 @@ class Answer:
             "disk": {
                 "checkpoint_gb": round(self.checkpoint(shown) / 1e9, 3), "checkpoints_kept": CHECKPOINTS_KEPT,
                 "data_gb_one_pass": round(self.data_bytes / 1e9, 3),
+                "data_tokens": self.data_tokens, "passes": round(self.passes, 2) if self.passes else None,
             },
             "loss": loss.to_json() if (loss := self.loss) is not None else None,
             "alternatives": [_brief(name, c, self.cost(c)) for name, c in self.alternatives()],
@@ -186,8 +214,9 @@ def _brief(name: str, choice: Choice, cost: Cost | None) -> dict[str, Any]:
         "total_gib": round(choice.bill.process / GIB, 4),
         "host_gib": round(choice.host_bytes / GIB, 3),
         "short_gib": round(max(0, choice.short) / GIB, 4),
+        "host_short_gib": round(max(0, choice.host_short) / GIB, 4),
         "tokens_per_s": round(choice.tokens_per_s, 1) if choice.step else None,
-        "flags": choice.words,
+        "flags": choice.flags,
         "days": round(cost.days, 3) if cost else None,
         "kwh": rounded(cost.pc_kwh, 2) if cost else None,
         "amount": rounded(cost.amount, 2) if cost else None,
@@ -264,6 +293,17 @@ def data_is_there(config: RunConfig) -> bool:
     return any(_data_dir(config).glob("*.bin"))
 
 
+def training_tokens(config: RunConfig, vocabulary: int) -> int | None:
+    """By the size of the file, which is there before anything reads it; None where there is none."""
+    try:
+        folder = _data_dir(config)
+        files = [folder / "train.bin"] if (folder / "train.bin").exists() else folder.glob("*_train_*.bin")
+        size = sum(file.stat().st_size for file in files)
+    except (OSError, ValueError):
+        return None
+    return size // (2 if vocabulary <= 2**16 else 4) or None
+
+
 def _data_dir(config: RunConfig) -> Path:
     return Path("data") / config.dataset
 
@@ -272,9 +312,17 @@ def question_of(config: RunConfig, target: Target) -> Question:
     card = target.card
     if config.init_from in PRETRAINED:
         model = PRETRAINED[config.init_from]
+        if config.block_size > model.block_size:
+            raise UserError(
+                _("block_size {n} is longer than the checkpoint's {most}").format(
+                    n=config.block_size, most=model.block_size
+                ),
+                _("it has no position embeddings beyond that"),
+                f"--block_size={model.block_size}",
+            )
         config = dataclasses.replace(
             config, arch="gpt2", n_layer=model.n_layer, n_head=model.n_head, n_embd=model.n_embd,
-            bias=model.bias, vocab_size=model.vocab_size, block_size=min(config.block_size, model.block_size),
+            bias=model.bias, vocab_size=model.vocab_size,
         )  # fmt: skip
     vocabulary = vocabulary_of(config)
     if config.arch == "nanochat" and config.vocab_size is None:
@@ -288,13 +336,17 @@ def question_of(config: RunConfig, target: Target) -> Question:
     )  # fmt: skip
 
 
-def answer(config: RunConfig, target: Target, options: Options, now: datetime) -> Answer:
+def check_horizon(config: RunConfig) -> None:
     if config.max_iters < 1:
         raise UserError(
             _("this run has no steps to plan"),
             _("max_iters is {n}").format(n=config.max_iters),
             _("--max_iters=6000, or a horizon in tokens: --tokens=3.1B"),
         )
+
+
+def answer(config: RunConfig, target: Target, options: Options, now: datetime) -> Answer:
+    check_horizon(config)
     question = question_of(config, target)
     choice, exact = chosen(question)
     given = question.answer(setting_of(question.config, question.shape))

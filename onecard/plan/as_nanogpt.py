@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
@@ -14,7 +16,7 @@ from onecard.plan.bill import CONTEXT
 from onecard.plan.cost import Cost, cost_of
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.nanogpt import NanoGPTBill, nanogpt_bill
+from onecard.plan.nanogpt import Confined, NanoGPTBill, nanogpt_bill, nanogpt_confined
 from onecard.plan.nanogpt_speed import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     CHECKPOINT_PASSES,
@@ -27,39 +29,76 @@ from onecard.plan.tables import Row, print_parts, print_rows, terms_together
 from onecard.plan.verdict import DESKTOP, host_remark, vocabulary_remark
 from onecard.shapes import GPT2Shape
 
-Priced = tuple[bool, NanoGPTBill, StepTime | None]
+
+@dataclass(frozen=True)
+class Priced:
+    """nanoGPT compiled, or not."""
+
+    compiled: bool
+    bill: NanoGPTBill
+    confined: Confined  # in what the card leaves to PyTorch
+    step: StepTime | None
+
+    @property
+    def need(self) -> int:
+        """Bytes of the card, with CUDA itself."""
+        return self.bill.reserved + CONTEXT
+
+    @property
+    def fits(self) -> bool:
+        return self.confined.ran_out is None
 
 
 def _cost(config: RunConfig, shape: GPT2Shape, target: Target, row: Priced) -> Cost | None:
     """By the formula of our own runs, so that both times can stand beside each other."""
-    compiled, _bill, step = row
-    if step is None:
+    if row.step is None:
         return None
     return cost_of(
-        config, step, target.card, CHECKPOINT_BYTES_PER_PARAMETER * shape.parameters, compiled=compiled,
-        checkpoint_passes=CHECKPOINT_PASSES,
+        config, row.step, target.card, CHECKPOINT_BYTES_PER_PARAMETER * shape.parameters,
+        compiled=row.compiled, checkpoint_passes=CHECKPOINT_PASSES,
     )  # fmt: skip
 
 
-def _verdict(rows: list[Priced], compiled: bool, target: Target) -> list[str]:
+def _verdict(asked: Priced, other: Priced, target: Target) -> list[str]:
     """Why it dies, or when it would."""
-    need = {row[0]: (row[1].reserved + CONTEXT) / GIB for row in rows}
-    there = target.allowed / GIB
-    spare = there - need[compiled]
-    if spare < 0:
-        texts = [_("It runs out of memory: {need:.2f} GiB are needed, {there:.2f} are there.").format(
-            need=need[compiled], there=there)]  # fmt: skip
+    there, need = target.allowed / GIB, asked.need / GIB
+    texts: list[str] = []
+    if not asked.fits:
+        texts += [_("It runs out of memory: {need:.2f} GiB are needed, {there:.2f} are there.").format(
+            need=need, there=there), _where(asked.confined)]  # fmt: skip
+    elif need > there:
+        texts.append(
+            _(
+                "It just fits: for {n:.2f} GiB that are missing, PyTorch empties its cache and takes memory "
+                "anew. Any more of anything, and it runs out."
+            ).format(n=need - there)
+        )
     else:
-        texts = [_("It fits, with {n:.2f} GiB to spare.").format(n=spare)]
-        if spare < DESKTOP and not target.here:
+        texts.append(_("It fits, with {n:.2f} GiB to spare.").format(n=there - need))
+        if there - need < DESKTOP and not target.here:
             texts.append(_("A desktop on the same card may take that; then it runs out (--vram_reserve=1)."))
-    if compiled and spare < 0 and need[False] > need[True]:
-        more = need[False] - need[True]
+    more = abs(other.need - asked.need) / GIB
+    if asked.compiled and not asked.fits and other.need > asked.need:
         texts.append(_("compile=False is no remedy: it needs {n:.2f} GiB more.").format(n=more))
-    if not compiled and need[False] > need[True]:
-        more = need[False] - need[True]
+    if not asked.compiled and asked.need > other.need:
         texts.append(_("With compile=True it would need {n:.2f} GiB less.").format(n=more))
     return texts
+
+
+def _where(confined: Confined) -> str:
+    """As PyTorch's own error tells it."""
+    failed = confined.ran_out
+    assert failed is not None
+    values = {
+        "tried": failed.tried / GIB, "moment": _(failed.moment), "allocated": failed.allocated / GIB,
+        "reserved": failed.reserved / GIB, "memory": confined.memory / GIB,
+    }  # fmt: skip
+    text = _(
+        "It ends ({moment}) where PyTorch tries to allocate {tried:.2f} GiB: of the {memory:.2f} it can "
+        "have, {reserved:.2f} are reserved, {allocated:.2f} of them allocated."
+    )
+    told = text.format(**values)
+    return told + " " + _("There would be room, but not in one piece.") if confined.in_pieces else told
 
 
 def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetime) -> int:
@@ -70,31 +109,36 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
         raise UserError(_("nanoGPT does not have {arch}").format(arch=shape.arch), hint="--arch=gpt2")
     rows: list[Priced] = []
     for compiled in (True, False):
-        bill = nanogpt_bill(
-            shape, config.batch_size, dtype=question.dtype, compiled=compiled, dropout=config.dropout,
-            gradient_accumulation_steps=config.gradient_accumulation_steps,
-        )  # fmt: skip
+        named: dict[str, Any] = {
+            "dtype": question.dtype, "compiled": compiled, "dropout": config.dropout,
+            "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        }  # fmt: skip
         step = None
         if question.rates is not None:
             step = nanogpt_step_time(
                 shape, config.batch_size, config.sequences_per_step, question.rates, compiled=compiled,
                 dtype=question.dtype,
             )  # fmt: skip
-        rows.append((compiled, bill, step))
-    asked = next(row for row in rows if row[0] == config.compile)
+        bill = nanogpt_bill(shape, config.batch_size, **named)
+        confined = nanogpt_confined(shape, config.batch_size, target.allowed - CONTEXT, **named)
+        rows.append(Priced(compiled, bill, confined, step))
+    asked, other = sorted(rows, key=lambda row: row.compiled != config.compile)
     ours, _exact = chosen(question)
-    fits = asked[1].reserved + CONTEXT <= target.allowed
     if options.json:
-        _compiled, bill, step = asked
+        bill, step, failed = asked.bill, asked.step, asked.confined.ran_out
         cost = _cost(config, shape, target, asked)
         told = {
-            "as": "nanogpt", "fits": fits, "compile": config.compile,
+            "as": "nanogpt", "fits": asked.fits, "compile": config.compile,
             "memory": {
-                "total_gib": round((bill.reserved + CONTEXT) / GIB, 4),
+                "total_gib": round(asked.need / GIB, 4),
                 "allocated_gib": round(bill.allocated / GIB, 4),
                 "reserved_gib": round(bill.reserved / GIB, 4),
                 "moment": bill.moment, "lines": [line.to_json() for line in bill.lines],
             },
+            "runs_out": {
+                "tried_gib": round(failed.tried / GIB, 4), "allocated_gib": round(failed.allocated / GIB, 4),
+                "reserved_gib": round(failed.reserved / GIB, 4), "moment": failed.moment,
+            } if failed else None,
             "speed": {
                 "tokens_per_s": round(step.tokens_per_s, 1), "step_s": round(step.seconds, 4),
                 "mfu": round(step.mfu, 4) if step.mfu else None,
@@ -102,45 +146,44 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
             "time": cost.to_json(now)["time"] if cost else None,
             "alternatives": [
                 {
-                    "name": "compiled" if compiled else "eager",
-                    "fits": other.reserved + CONTEXT <= target.allowed,
-                    "allocated_gib": round(other.allocated / GIB, 4),
-                    "reserved_gib": round(other.reserved / GIB, 4),
-                    "tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
+                    "name": "compiled" if row.compiled else "eager", "fits": row.fits,
+                    "allocated_gib": round(row.bill.allocated / GIB, 4),
+                    "reserved_gib": round(row.bill.reserved / GIB, 4),
+                    "tokens_per_s": round(row.step.tokens_per_s, 1) if row.step else None,
                     "seconds": round(each.seconds, 1) if each else None,
                 }
-                for compiled, other, speed in rows
-                for each in (_cost(config, shape, target, (compiled, other, speed)),)
+                for row in rows
+                for each in (_cost(config, shape, target, row),)
             ],
         }  # fmt: skip
         print(json.dumps(told, indent=1))
-        return 0 if fits else 1
+        return 0 if asked.fits else 1
     from rich.text import Text
 
     from onecard.plan.command import console
     from onecard.plan.show import TELLING, model_name
 
     out = console()
-    name = Text.from_markup(f"[bold]nanoGPT[/bold], {model_name(shape)}")
-    print_parts(out, [name, Text(target.card.name), Text(question.dtype)], " · ")
-    for text in (*_verdict(rows, config.compile, target), vocabulary_remark(question)):
+    title = Text.from_markup(f"[bold]nanoGPT[/bold], {model_name(shape)}")
+    print_parts(out, [title, Text(target.card.name), Text(question.dtype)], " · ")
+    for text in (*_verdict(asked, other, target), vocabulary_remark(question)):
         if text:
             out.print(text, highlight=False)
     out.print()
-    costs = {row[0]: _cost(config, shape, target, row) for row in rows}
+    costs = {row.compiled: _cost(config, shape, target, row) for row in rows}
     our_cost = cost_of_choice(ours, target, options) if ours is not None else None
     table = []
-    for compiled, bill, step in rows:
-        cost = costs[compiled]
-        whole = bill.reserved + CONTEXT
-        short = whole - target.allowed
+    for row in rows:
+        bill, cost = row.bill, costs[row.compiled]
         figures = (
             number(bill.allocated / GIB, ".2f"), number(bill.reserved / GIB, ".2f"),
-            number(whole / GIB, ".2f"), number(step.tokens_per_s, ",.0f") if step else "-",
+            number(row.need / GIB, ".2f"), number(row.step.tokens_per_s, ",.0f") if row.step else "-",
             duration(cost.seconds) if cost else "-",
         )  # fmt: skip
-        told_fit = _("fits") if short <= 0 else _("does not fit: {n:.2f} GiB short").format(n=short / GIB)
-        table.append(Row("nanoGPT, " + (_("compiled") if compiled else "compile=False"), figures, told_fit))
+        short = (row.need - target.allowed) / GIB
+        told_fit = _("fits") if row.fits else _("does not fit: {n:.2f} GiB short").format(n=short)
+        name = "nanoGPT, " + (_("compiled") if row.compiled else "compile=False")
+        table.append(Row(name, figures, told_fit))
     if ours is not None:
         figures = (
             number(ours.bill.allocated / GIB, ".2f"), number(ours.bill.reserved / GIB, ".2f"),
@@ -164,10 +207,10 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     out.print()
     lines = [
         Row(_(line.name), (number(line.gib, ".3f"),), terms_together(line.formula), "")
-        for line in sorted(asked[1].lines, key=lambda line: -line.bytes)
+        for line in sorted(asked.bill.lines, key=lambda line: -line.bytes)
         if line.bytes >= GIB / 200
     ]
-    lines.append(Row(_("allocated GiB"), (number(asked[1].allocated / GIB, ".3f"),), style="bold"))
-    peak = _("nanoGPT's peak ({moment})").format(moment=_(asked[1].moment))
+    lines.append(Row(_("allocated GiB"), (number(asked.bill.allocated / GIB, ".3f"),), style="bold"))
+    peak = _("nanoGPT's peak ({moment})").format(moment=_(asked.bill.moment))
     print_rows(out, peak, _("what"), ["GiB"], lines, _("formula"))
-    return 0 if fits else 1
+    return 0 if asked.fits else 1

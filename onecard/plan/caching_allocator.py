@@ -5,6 +5,10 @@ smallest one that is large enough is cut for the next tensor, and a tensor no fr
 segment even where several free ones together would do. The rules are those of PyTorch's default settings
 (no expandable segments). Played through with a trainer's allocations in their order, they give both figures.
 
+With a limit, segments that are free as a whole go back to the driver where a new one would be too much, and
+only what does not fit then has run out: tensors may do with less than is reserved for them where nothing is
+short, at the price of asking the driver again and again.
+
 One rule is not PyTorch's but the driver's: of free blocks of one size the one at the lowest address is taken,
 and a new segment lies below those before it. This was inferred: of the measured runs one (12 layers, 384
 wide, 16×1024, eager) reserved 18.27 GiB, as this order gives, and not the 15.20 GiB of the opposite one.
@@ -41,12 +45,22 @@ class Block:
     after: Block | None = None
 
 
+class RanOutError(Exception):
+    """What PyTorch's own error tells: bytes tried, and what was allocated and reserved at that moment."""
+
+    def __init__(self, tried: int, allocated: int, reserved: int, moment: str) -> None:
+        super().__init__(f"{tried} bytes at {moment}")
+        self.tried, self.allocated, self.reserved, self.moment = tried, allocated, reserved, moment
+
+
 class CachingAllocator:
     """take() and give_back() as tensors come and go; peaks and what was alive at the highest one."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float = math.inf) -> None:
+        self.limit = limit  # bytes of all segments together
         self.allocated = self.peak_allocated = 0
-        self.reserved = 0  # never given back to the driver, so this is the peak as well
+        self.reserved = self.peak_reserved = 0
+        self.retries = 0  # how often all free segments went back to the driver for the sake of a new one
         self.moment = ""  # set by whoever plays a step through
         self.peak_moment = ""
         self.alive: Counter[Key] = Counter()
@@ -100,9 +114,22 @@ class CachingAllocator:
             segment = MEDIUM_SEGMENT
         else:
             segment = -(-size // SEGMENT_GRAIN) * SEGMENT_GRAIN
+        if self.reserved + segment > self.limit:
+            self._free_segments()
+            if self.reserved + segment > self.limit:
+                raise RanOutError(size, self.allocated, self.reserved, self.moment)
         self.reserved += segment
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
         self._lowest_address -= segment
         return Block(segment, self._lowest_address, size <= SMALL)
+
+    def _free_segments(self) -> None:
+        """Back to the driver: those of which nothing is in use."""
+        self.retries += 1
+        for small, free in self._free.items():
+            whole = [block for _size, _address, block in free if block.before is None and block.after is None]
+            self.reserved -= sum(block.size for block in whole)
+            self._free[small] = [entry for entry in free if entry[2] not in whole]
 
     def _split(self, block: Block, size: int) -> None:
         rest = Block(block.size - size, block.address + size, block.small)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
-from onecard.knobs import load_config
 from onecard.language import _, english, number
 from onecard.plan.amounts import count, duration
-from onecard.plan.answer import Answer, answer, prepared_vocabulary
+from onecard.plan.answer import Answer, answer, check_horizon, comparable, prepared_vocabulary
 from onecard.plan.largest import Size, best_for_time, flags_of, largest_models, longest_blocks
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, find_target
@@ -31,14 +30,14 @@ _WEEK = 7 * 86400.0
 USUAL_HOST_RAM = 32.0
 
 
-def plan_command(words: Sequence[str], also_known: frozenset[str] = frozenset()) -> int:
+def plan_command(words: Sequence[str], load: Callable[[Sequence[str]], RunConfig]) -> int:
+    """`load` reads a config out of the words that are not plan's own."""
     options, rest = split_words(words)
     with english(options.json):
-        return _plan(options, rest, also_known)
+        return _plan(options, load(rest))
 
 
-def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
-    config = load_config(RunConfig, rest, also_known)
+def _plan(options: Options, config: RunConfig) -> int:
     for note in _notes(config, options):
         print(_("note: {text}").format(text=note), file=sys.stderr)
     figures = Figures(options.tflops, options.bandwidth, options.watts)
@@ -46,7 +45,12 @@ def _plan(options: Options, rest: list[str], also_known: frozenset[str]) -> int:
     assumed = looking_for_sizes and options.gpu is not None and options.host_ram is None
     host_ram = USUAL_HOST_RAM if assumed else options.host_ram
     target = find_target(config, options.gpu, host_ram, figures)
+    if target.limit is not None and target.limit_beyond_card:
+        beyond = _("--vram_limit is {limit:.2f} GiB, and the card has {n:.2f}: that is planned with")
+        told = beyond.format(limit=target.limit / GIB, n=target.capacity / GIB)
+        print(_("note: {text}").format(text=told), file=sys.stderr)
     now = datetime.now()
+    check_horizon(config)
     if options.as_ == "nanogpt":
         from onecard.plan.as_nanogpt import as_nanogpt
 
@@ -85,13 +89,18 @@ def _notes(config: RunConfig, options: Options) -> list[str]:
 def console() -> Any:
     from rich.console import Console
 
-    return Console(file=sys.stdout, width=columns(of_a_pipe=160))
+    class Patient(Console):
+        def on_broken_pipe(self) -> None:
+            """`| head`: rich would end the program with 1, which means that nothing fits."""
+            raise BrokenPipeError
+
+    return Patient(file=sys.stdout, width=columns(of_a_pipe=160))
 
 
 def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_assumed: bool) -> int:
     seconds = budget_seconds(options.by, now) if options.by is not None else _WEEK
     sizes = {"largest": largest_models(found), "longest": longest_blocks(found)}
-    candidates = best_for_time(found, seconds)
+    candidates = best_for_time(found, seconds, found.data_tokens)
     if options.json:
         told = {name: [size.to_json() for size in rows] for name, rows in sizes.items()}
         best = [candidate.to_json() for candidate in candidates]
@@ -104,7 +113,7 @@ def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_ass
             _("not even the smallest model fits into {n:.2f} GiB").format(n=found.target.allowed / GIB),
             exit_code=1,
         )
-    from onecard.plan.show import TELLING, way_name
+    from onecard.plan.show import TELLING, plain, speed_unknown, way_name
 
     out = console()
     have, host = number(found.target.allowed / GIB, ".2f"), found.target.host
@@ -116,7 +125,7 @@ def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_ass
         if found.target.host_kept:
             kept = found.target.host_kept / GIB
             beside += ", " + _("besides {n:.0f} that are left to the system").format(n=kept)
-    out.print(f"[bold]{found.target.card.name}[/bold], {have} GiB; {beside}", highlight=False)
+    out.print(f"[bold]{plain(found.target.card.name)}[/bold], {have} GiB; {beside}", highlight=False)
     tightest = max(size.choice.bill.process for rows in sizes.values() for size in rows)
     if (spare := little_to_spare(found, tightest)) is not None:
         out.print(spare, highlight=False)
@@ -151,7 +160,12 @@ def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_ass
         out.print(f"[dim]{candidates[0].loss.basis}[/dim]")
         if candidates[0].not_distinguishable:
             out.print(_("The first rows cannot be told apart: the smaller one is cheaper to use."))
-    elif found.question.rates is not None:
+    elif found.question.rates is None:
+        out.print(speed_unknown(found), highlight=False)
+    elif not comparable(found.question.shape.vocab_size):
+        why = _("Which model is best is not told: of losses with a vocabulary of {n:,} nothing is known.")
+        out.print(why.format(n=found.question.shape.vocab_size), highlight=False)
+    else:
         out.print(_("Not one step of any model is done within {time}.").format(time=duration(seconds)))
     return 0
 
@@ -166,7 +180,7 @@ def _table_of_sizes(out: Any, title: str, sizes: list[Size], note: str = "") -> 
             count(shape.parameters), f"{shape.n_layer} × {shape.n_embd}", number(shape.block_size, ","),
             number(choice.bill.process / GIB, ".2f"),
             number(choice.host_bytes / GIB, ".1f") if choice.bill.host else "",
-            number(choice.tokens_per_s, ",.0f"),
+            number(choice.tokens_per_s, ",.0f") if choice.step else "-",
         )  # fmt: skip
         rows.append(Row(_(size.kind), figures, flags_of(choice)))
     print_rows(out, title, "", headings, rows, _("flags"))

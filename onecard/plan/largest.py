@@ -9,7 +9,7 @@ from typing import Any
 
 from onecard.config import RunConfig
 from onecard.config_file import COMMAND_LINE
-from onecard.plan.answer import Answer, checkpoint_of, for_vocabulary, kinds_of_layers
+from onecard.plan.answer import Answer, checkpoint_of, comparable, for_vocabulary, kinds_of_layers
 from onecard.plan.cost import evaluation_seconds, evaluations_of, steps_within
 from onecard.plan.lines import GIB
 from onecard.plan.scaling import LossRange, best_for_tokens, counted_parameters
@@ -18,6 +18,7 @@ from onecard.plan.settings import default_chunk
 from onecard.shapes import PRETRAINED
 
 _MOST_LAYERS = 64
+_LONGEST_BLOCK = 131_072
 
 
 def flags_of(choice: Choice) -> str:
@@ -35,12 +36,14 @@ def flags_of(choice: Choice) -> str:
         said.append(f"--n_layer={shape.n_layer}")
     said += [f"--{name}={getattr(shape, name)}" for name in ("n_head", "n_embd", "block_size")]
     said.append(setting.words(config.sequences_per_step))
+    if choice.last_micro_batch:
+        said.append(f"--batch_size={config.batch_size}")
+        said.append(f"--gradient_accumulation_steps={config.sequences_per_step // config.batch_size}")
     if config.is_set("total_batch_size"):
-        micro_batches = -(-config.sequences_per_step // setting.micro_batch)
-        said.append(f"--total_batch_size={micro_batches * setting.micro_batch * shape.block_size}")
+        said.append(f"--total_batch_size={config.sequences_per_step * shape.block_size}")
     if setting.loss_chunk != (config.loss_chunk or default_chunk(shape.vocab_size)):
         said.append(f"--loss_chunk={setting.loss_chunk}")
-    return " ".join(said)
+    return " ".join(filter(None, said))
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Size:
             "flags": flags_of(self.choice),
             "total_gib": round(self.choice.bill.process / GIB, 3),
             "host_gib": round(self.choice.host_bytes / GIB, 3),
-            "tokens_per_s": round(self.choice.tokens_per_s, 1),
+            "tokens_per_s": round(self.choice.tokens_per_s, 1) if self.choice.step else None,
         }
 
 
@@ -166,10 +169,11 @@ def _without_repeats(sizes: list[Size]) -> list[Size]:
 def longest_blocks(answer: Answer) -> list[Size]:
     """Of the config's own model; tokens per step stay, so sequences get fewer."""
     question, config = answer.question, answer.config
-    lengths = [256 * 2**n for n in range(10) if 256 * 2**n <= config.tokens_per_step]
+    # Those of which a step is a whole number.
+    lengths = [n for n in range(256, _LONGEST_BLOCK + 1, 256) if config.tokens_per_step % n == 0]
 
     def with_block(block: int) -> Question:
-        sequences = max(1, config.tokens_per_step // block)
+        sequences = config.tokens_per_step // block
         changed = dataclasses.replace(
             config, block_size=block, batch_size=1, gradient_accumulation_steps=sequences,
             total_batch_size=None,
@@ -187,7 +191,7 @@ def longest_blocks(answer: Answer) -> list[Size]:
 def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = None) -> list[Candidate]:
     """Models of the config's family, each trained for as long, by the loss they are expected to reach."""
     question = answer.question
-    if question.rates is None:
+    if question.rates is None or not comparable(question.shape.vocab_size):
         return []
     by_size: dict[int, tuple[Choice, float]] = {}
     for depth in range(4, 33, 2):

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 
 from onecard.config import RunConfig
+from onecard.config_file import shortened
 from onecard.errors import UserError
 from onecard.hardware.cards import Card, UnknownCardError, find_card, read_words
 from onecard.hardware.cpu import available_memory
@@ -20,6 +21,9 @@ from onecard.plan.rates import GIVEN
 HOST_RESERVE = 2 * GIB
 # Of the memory on the box, what a driver reports as total: 98.5% (24 GB cards) to 99.9% (12 GB).
 _REPORTED = 0.985
+# GB; as much as --vram_limit may be. More is a slip, and beyond any number in the end.
+_MOST_MEMORY = 10_000
+_ROUNDING = 2**20  # bytes: a limit that is the card's own size, by way of floats
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,15 @@ class Target:
     measured: Measured | None
     here: bool  # in this machine
     host_kept: int = 0  # bytes of host memory left to the system, besides
+    limit: int | None = None  # bytes that --vram_limit allows, whatever the card has; None: it is not given
+
+    @property
+    def limit_beyond_card(self) -> bool:
+        """Is --vram_limit more than the card has? Then it limits nothing, which the user should hear. What is
+        written on the box is no mistake, though the driver has a little less.
+        """
+        most = max(self.capacity, int(self.card.memory_gb * GIB))
+        return self.limit is not None and self.limit > most + _ROUNDING
 
 
 @dataclass(frozen=True)
@@ -99,8 +112,9 @@ def find_target(
         capacity, taken = int(card.memory_gb * _REPORTED * GIB), 0
     card = figures.of(card)
     allowed = capacity - taken
-    if config.vram_limit is not None:
-        allowed = min(int(config.vram_limit * GIB), allowed)
+    limit = int(config.vram_limit * GIB) if config.vram_limit is not None else None
+    if limit is not None:
+        allowed = min(limit, allowed)
     if config.vram_reserve is not None:
         allowed = min(allowed, capacity - taken - int(config.vram_reserve * GIB))
     if allowed <= 0:
@@ -115,7 +129,7 @@ def find_target(
         kept = min(HOST_RESERVE, int(host_ram * GIB))
         host = int(host_ram * GIB) - kept
     measured = None if figures.of_speed else load_measured(card.name, capacity / GIB)
-    return Target(card, capacity, allowed, taken, host, measured, local is not None, kept)
+    return Target(card, capacity, allowed, taken, host, measured, local is not None, kept, limit)
 
 
 def _card_by_figures(
@@ -124,6 +138,12 @@ def _card_by_figures(
     """A card nobody listed, where the user says enough of it to plan with."""
     sizes = read_words(name).memory_gb
     memory = max(sizes) if sizes else (vram_limit or 0.0) / _REPORTED
+    if sizes and memory > _MOST_MEMORY:
+        raise UserError(
+            _("no card has as much memory as {name} says").format(name=shortened(name)),
+            _("the most that can be planned for is {n:,} GB").format(n=_MOST_MEMORY),
+            "--gpu 'NAME 12GB'",
+        )
     words = {"--tflops": figures.tflops, "--bandwidth": figures.bandwidth, "--vram_limit": memory}
     missing = [word for word, value in words.items() if not value]
     example = f"--gpu {shlex.quote(name)} --tflops 30 --bandwidth 500 --vram_limit 12"

@@ -20,6 +20,7 @@ between two neighbouring settings, in the bill as on a card.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -29,10 +30,11 @@ from typing import Any
 
 from onecard.errors import UserError
 from onecard.language import _
-from onecard.plan.caching_allocator import CachingAllocator
+from onecard.plan.caching_allocator import CachingAllocator, RanOutError
 from onecard.plan.lines import Line, total
 from onecard.plan.nanogpt_compiled import CompiledStep
 from onecard.plan.nanogpt_eager import EagerStep
+from onecard.plan.nanogpt_step import Step
 from onecard.shapes import GPT2Shape
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -52,14 +54,6 @@ class NanoGPTBill:
     reserved: int  # what PyTorch takes from the card for it
     moment: str  # where in the step the peak is; English, a key
 
-    def fits(self, memory: int) -> bool:
-        """Into so many bytes that PyTorch may take.
-
-        Where tensors alone fit and their segments do not, PyTorch gives free segments back and tries again;
-        that this helps cannot be counted on, so what is reserved has to fit.
-        """
-        return self.reserved <= memory
-
 
 def nanogpt_bill(
     shape: GPT2Shape,
@@ -75,11 +69,54 @@ def nanogpt_bill(
     bfloat16 by default: train.py's own choice on every card that has it.
     """
     _check(shape, batch_size, dtype, dropout, gradient_accumulation_steps)
-    step = (CompiledStep if compiled else EagerStep)(
-        shape, batch_size, half=dtype != "float32", dropout=dropout > 0
-    )
+    step = _step(shape, batch_size, dtype, compiled, dropout)
     heap = step.run(STEPS, min(gradient_accumulation_steps, MICRO_BATCHES))
-    return NanoGPTBill(_lines(heap), heap.peak_allocated, heap.reserved, heap.peak_moment)
+    return NanoGPTBill(_lines(heap), heap.peak_allocated, heap.peak_reserved, heap.peak_moment)
+
+
+@dataclass(frozen=True)
+class Confined:
+    """The same steps with so much memory for PyTorch: where they end, or how often its cache is emptied."""
+
+    memory: int
+    ran_out: RanOutError | None
+    retries: int
+
+    @property
+    def in_pieces(self) -> bool:
+        """There was room for what it tried to allocate, but not in one piece."""
+        return self.ran_out is not None and self.ran_out.allocated + self.ran_out.tried <= self.memory
+
+
+def nanogpt_confined(
+    shape: GPT2Shape,
+    batch_size: int,
+    memory: int,
+    *,
+    dtype: str = "bfloat16",
+    compiled: bool = True,
+    dropout: float = 0.0,
+    gradient_accumulation_steps: int = 40,
+) -> Confined:
+    """Does it run where PyTorch may take so many bytes?
+
+    Where tensors alone fit and their segments do not, PyTorch gives free segments back and tries again. That
+    seldom helps: most have a tensor in them that stays.
+    """
+    _check(shape, batch_size, dtype, dropout, gradient_accumulation_steps)
+    step = _step(shape, batch_size, dtype, compiled, dropout, memory)
+    try:
+        step.run(STEPS, min(gradient_accumulation_steps, MICRO_BATCHES))
+    except RanOutError as error:
+        return Confined(memory, error, step.heap.retries)
+    return Confined(memory, None, step.heap.retries)
+
+
+def _step(
+    shape: GPT2Shape, batch_size: int, dtype: str, compiled: bool, dropout: float, limit: float = math.inf
+) -> Step:
+    kind = CompiledStep if compiled else EagerStep
+    return kind(shape, batch_size, half=dtype != "float32", dropout=dropout > 0, limit=limit)
 
 
 def logits_bytes(shape: GPT2Shape, batch_size: int, bytes_per_value: int = 2) -> int:

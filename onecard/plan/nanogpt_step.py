@@ -15,6 +15,7 @@ What is written down here and easily missed:
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
@@ -76,9 +77,11 @@ class Saved:
 class Step(ABC):
     """A trainer's memory over its steps; forward and backward are eager's or compiled ones."""
 
-    def __init__(self, shape: GPT2Shape, batch_size: int, *, half: bool, dropout: bool) -> None:
+    def __init__(
+        self, shape: GPT2Shape, batch_size: int, *, half: bool, dropout: bool, limit: float = math.inf
+    ) -> None:
         self.shape, self.batch_size, self.half, self.dropout = shape, batch_size, half, dropout
-        self.heap = CachingAllocator()
+        self.heap = CachingAllocator(limit)
         self.size = 2 if half else 4  # bytes of what matrix products give
         D, bias = shape.n_embd, int(shape.bias)
         of_products: Vectors = [(3 * D,), (D,), (4 * D,), (D,)]

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from typing import Any
 
 from onecard.config import RunConfig
@@ -21,6 +21,8 @@ _SWITCHES = ("json", "compare", "largest", "stages", "formulas")
 _VALUES = ("gpu", "as", "idle_watts", "price", "currency", "by", "host_ram", "tflops", "bandwidth",
            "watts")  # fmt: skip
 OWN_WORDS = (*_SWITCHES, *_VALUES)
+_CLOCK = r"([01]?[0-9]|2[0-3]):([0-5][0-9])"
+_ZONE = re.compile(_CLOCK + r"(?::[0-9.]+)?\s*(?:z|[a-z]{3,4}|[+-][0-9:]{1,5})$")
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
@@ -121,8 +123,8 @@ def _number(name: str, text: str, most: float) -> float:
         point = text.replace(",", ".", 1)
         hint = f"--{name.replace('_', '-')}={point}" if re.fullmatch(r"\d+,\d+", text) else ""
         what = _("--{name} is '{text}'").format(name=name, text=text)
-        raise UserError(what, _("it is a number from 0 on"), hint)
-    return number
+        raise UserError(what, _("it is a number from 0 to {most:,.0f}").format(most=most), hint)
+    return number + 0.0  # -0 is a number from 0 on too, but nobody wants to read "-0.00"
 
 
 def _figure(name: str, text: str, most: float) -> float:
@@ -135,14 +137,19 @@ def _figure(name: str, text: str, most: float) -> float:
     if not 0 < number <= most:
         raise UserError(
             _("--{name} is '{text}'").format(name=name, text=text),
-            _("it is a number above 0, in {unit}").format(unit=units[name]),
+            _("it is a number above 0 and at most {most:,.0f}, in {unit}").format(
+                most=most, unit=units[name]
+            ),
             f"--{name} 200",
         )
     return number
 
 
 def budget_seconds(text: str, now: datetime) -> float:
-    """A length (12h, 7d, 2w, 1 month) or a moment to be done by (Sunday 20:00, 2026-12-24 18:00)."""
+    """A length (12h, 7d, 2w, 1 month) or a moment to be done by (Sunday 20:00, 2026-12-24 18:00).
+
+    A moment is one of this machine's clock; between day and time may stand a space, a T or an underscore.
+    """
     plain = text.strip().lower()
     units = {"h": 3600, "hour": 3600, "hours": 3600, "d": 86400, "day": 86400, "days": 86400, "w": 604800,
              "week": 604800, "weeks": 604800, "month": 30 * 86400, "months": 30 * 86400}  # fmt: skip
@@ -157,27 +164,33 @@ def budget_seconds(text: str, now: datetime) -> float:
             return number * units[unit]
     moment = _moment(plain, now)
     if moment is None:
+        why = _("it is a length or a moment in the future")
+        if _ZONE.search(plain):
+            why = _("a time zone is not understood: a moment is one of this machine's own clock")
         raise UserError(
             _("'{text}' is no time that can be planned for").format(text=text),
-            _("it is a length or a moment in the future"),
+            why,
             "--by 7d, --by 12h, --by 'sunday 20:00', --by 2027-01-31",
         )
     return (moment - now).total_seconds()
 
 
 def _moment(plain: str, now: datetime) -> datetime | None:
-    if plain[:1].isdigit():
-        plain = plain.replace("t", " ", 1)  # ISO's 2026-12-24T18:00
-    day, _space, clock = plain.partition(" ")
+    """None for what is not understood whole: half a moment would be another one."""
+    # ISO's 2026-12-24T18:00, and sunday_20:00 of who would rather not quote.
+    between = r"(?:\s+|[_t])" if plain[:1].isdigit() else r"(?:\s+|_)"
+    found = re.fullmatch(rf"(\S+?)(?:{between}{_CLOCK})?", plain)
+    if found is None:
+        return None
+    day = found[1]
+    clock = time(int(found[2]), int(found[3])) if found[2] else time(23, 59)
     matches = [n for n, name in enumerate(_DAYS) if len(day) >= 3 and name.startswith(day)]
+    if matches:
+        next_one = now.date() + timedelta(days=(matches[0] - now.weekday()) % 7)
+        moment = datetime.combine(next_one, clock)
+        return moment if moment > now else moment + timedelta(days=7)
     try:
-        hour, minute = (int(part) for part in (clock or "23:59").split(":"))
-        if matches:
-            date = (now + timedelta(days=(matches[0] - now.weekday()) % 7)).replace(
-                hour=hour, minute=minute, second=0, microsecond=0
-            )
-            return date if date > now else date + timedelta(days=7)
-        date = datetime.fromisoformat(day).replace(hour=hour, minute=minute)
+        moment = datetime.combine(date.fromisoformat(day), clock)
     except ValueError:
         return None
-    return date if date > now else None
+    return moment if moment > now else None

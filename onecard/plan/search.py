@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from onecard.config import RunConfig
+from onecard.language import _
 from onecard.plan.bill import Bill, bill_of, graph_bytes, host_lines
 from onecard.plan.lines import total
 from onecard.plan.rates import ANY_CARD, Rates
@@ -70,7 +71,7 @@ class Choice:
     @cached_property
     def recording_bytes(self) -> int:
         q = self.question
-        last = q.config.sequences_per_step % self.setting.micro_batch
+        last = self.last_micro_batch
         return graph_bytes(q.shape, self.setting, q.dtype, dropout=q.config.dropout, last=last)
 
     @property
@@ -90,13 +91,29 @@ class Choice:
         return self.host_bytes - q.host_allowed
 
     @property
+    def last_micro_batch(self) -> int:
+        """Sequences of a step's last one where it is smaller than the others, else none."""
+        return self.question.config.sequences_per_step % self.setting.micro_batch
+
+    @property
     def words(self) -> str:
-        """Flags that carry out the same step in this setting."""
+        """For people: the flags, and what flags cannot say."""
+        if not self.last_micro_batch:
+            return self.flags
+        split = _("micro-batches of {n}, the last of {last}, which train makes by itself").format(
+            n=self.setting.micro_batch, last=self.last_micro_batch
+        )
+        return " ".join(filter(None, (self.flags, f"({split})")))
+
+    @property
+    def flags(self) -> str:
+        """Carry out the same step in this setting, behind the user's own."""
         given = self.question.config
         same = given.batch_size == self.setting.micro_batch
         said = self.setting.words(None if same else given.sequences_per_step)
         usual = given.loss_chunk or default_chunk(self.question.shape.vocab_size)
-        return said if self.setting.loss_chunk == usual else f"{said} --loss_chunk={self.setting.loss_chunk}"
+        chunk = "" if self.setting.loss_chunk == usual else f"--loss_chunk={self.setting.loss_chunk}"
+        return " ".join(filter(None, (said, chunk)))
 
     @property
     def host_bytes(self) -> int:
@@ -122,12 +139,13 @@ def low_bit_is_pinned(config: RunConfig) -> bool:
 def micro_batches(config: RunConfig) -> list[int]:
     """The user's own and a handful of others, none larger than a step.
 
-    Those that divide a step evenly, so that flags can say it; any, where hardly one does.
+    Those that divide a step evenly, so that flags can say it; any, where hardly one does and the trainer may
+    split it as it likes.
     """
     most = config.sequences_per_step
     sizes = {n for n in (*_MICRO_BATCHES, config.batch_size) if n <= most}
     even = {n for n in sizes if most % n == 0}
-    return sorted(even if len(even) > 2 else sizes)
+    return sorted(even if len(even) > 2 or not config.auto_fit else sizes)
 
 
 def settings(config: RunConfig, shape: Shape, *, low_bit: bool = False) -> Iterator[Setting]:
@@ -228,7 +246,7 @@ def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
         dataclasses.replace(s, master_weights=goal.master_weights, optim_states=goal.optim_states)
         for s in settings(config, question.shape)
     )
-    start = smallest(map(question.answer, every)).setting
+    start = smallest([c for c in map(question.answer, every) if c.fits] or [target]).setting
     uncompiled = question.answer(dataclasses.replace(start, compile=False))
     if not config.is_set("compile") and uncompiled.fits:  # which may need more than the compiled
         start = uncompiled.setting
@@ -248,8 +266,10 @@ def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
         moves.append((f"loss chunk {goal.loss_chunk:,}", {"loss_chunk": goal.loss_chunk}))
     for name, change in moves:
         choice = question.answer(dataclasses.replace(found[-1][1].setting, **change))  # type: ignore[arg-type]
-        if choice.fits:
+        if choice.fits and choice.tokens_per_s >= AS_FAST * found[-1][1].tokens_per_s:
             found.append((name, choice))
+    if found[-1][1].setting != goal:  # what was in the way of one move may be gone after another
+        found.append(("the rest", target))
     return _worth_telling(found)
 
 

@@ -45,10 +45,16 @@ class Setting:
         return self.master_weights == "fp32" and self.optim_states == "fp32"
 
     def words(self, sequences: int | None = None) -> str:
-        """As flags of `onecard train`; with the sequences of a step, such that it stays the same step."""
+        """As flags of `onecard train`; with the sequences of a step, such that it stays the same step.
+
+        A step that is no whole number of micro-batches cannot be said in flags: how it is split is then left
+        to the trainer, which finds it by itself.
+        """
         said = [f"--batch_size={self.micro_batch}"]
         if sequences is not None:
-            said.append(f"--gradient_accumulation_steps={-(-sequences // self.micro_batch)}")
+            said.append(f"--gradient_accumulation_steps={sequences // self.micro_batch}")
+            if sequences % self.micro_batch:
+                said = []
         usual = {"recompute": "none", "offload": "none", "master_weights": "fp32", "optim_states": "fp32"}
         said += [
             f"--{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value

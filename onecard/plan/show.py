@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from onecard.language import _, number
-from onecard.plan.amounts import count, duration, energy, file_size, kwh_cell, speed
+from onecard.plan.amounts import count, duration, energy, file_size, kwh_cell, price_text, speed
 from onecard.plan.answer import Answer
 from onecard.plan.bill import host_process
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB, Line
 from onecard.plan.machine import Target
-from onecard.plan.scaling import NATS, token_worth
+from onecard.plan.scaling import NATS, repetition_note, token_worth
 from onecard.plan.search import Choice
 from onecard.plan.tables import Row, print_parts, print_rows, terms_together
 from onecard.plan.verdict import shortage, verdict
@@ -63,7 +63,8 @@ def names_to_translate() -> list[str]:
     groups = [_("weights"), _("optimizer"), _("activations"), _("logits"), _("libraries")]
     ways = [
         _("exact"), _("low-bit"), _("recompute mlp"), _("recompute block"), _("nothing computed twice"),
-        _("offload optimizer"), _("offload gradients"), _("nothing offloaded"), _("start"), _("compile"),
+        _("offload optimizer"), _("offload gradients"), _("nothing offloaded"), _("start"),
+        _("compile"), _("the rest"),
     ]  # fmt: skip
     nanogpt = [
         _("AdamW's two averages"), _("16-bit copies of the weights"), _("residual stream"),
@@ -116,8 +117,7 @@ def show(answer: Answer, console: Console) -> None:
         console.print()
         console.print(figures(answer, shown, cost))
     elif answer.choice is not None:
-        told = _("How fast it would be is not known: there are no figures of {card} in {dtype}.")
-        console.print(told.format(card=target.card.name, dtype=question.dtype), highlight=False)
+        console.print(speed_unknown(answer), highlight=False)
     console.print()
     peak = _("Memory at its peak ({moment})").format(moment=_(shown.bill.worst.name))
     console.print(f"[bold]{peak}[/bold]")
@@ -133,7 +133,12 @@ def show(answer: Answer, console: Console) -> None:
         show_stages(answer, console)
 
 
-def _plain(text: str) -> str:
+def speed_unknown(answer: Answer) -> str:
+    told = _("How fast it would be is not known: there are no figures of {card} in {dtype}.")
+    return told.format(card=plain(answer.target.card.name), dtype=answer.question.dtype)
+
+
+def plain(text: str) -> str:
     """A user's own word: brackets in it are no markup."""
     from rich.markup import escape
 
@@ -180,7 +185,7 @@ def bar(choice: Choice, target: Target) -> tuple[Text, list[Text]]:
     over, others = choice.bill.process > target.allowed, capacity - target.allowed
     if others > GIB / 20:
         used += others
-        text.append("▒" * (round(used / scale * _WIDTH) - len(text)), style="bright_black")
+        text.append("▒" * (min(_WIDTH, round(used / scale * _WIDTH)) - len(text)), style="bright_black")
         explain("▒", "bright_black", _("for others"), others)
     if over:
         text.append(" " + _("over"), style="red")
@@ -224,6 +229,10 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     else:
         source += "; " + _("this card is not calibrated, expect ±25%: `onecard bench` measures yours")
     table.add_row("", f"[dim]{source}[/dim]")
+    if step.mfu is not None and step.mfu > 1:
+        # As everywhere, or MFUs could not be compared; the time is that of the work that is done.
+        told = _("MFU counts all of attention's matrix; the half above the diagonal is not computed")
+        table.add_row("", f"[dim]{told}[/dim]")
     finish = cost.finish(answer.now)
     table.add_row(
         _("time"),
@@ -239,7 +248,7 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
         beside.append(_("evaluations take {time} of it").format(time=duration(cost.evaluation_s)))
     if beside:
         table.add_row("", f"[dim]{'; '.join(beside)}[/dim]")
-    for name, text in _loss_rows(answer):
+    for name, text in (*_loss_rows(answer), *_data_rows(answer)):
         table.add_row(name, text)
     if cost.amount is None:
         table.add_row(_("energy"), _("not known without the card's power: --watts W"))
@@ -249,16 +258,15 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
         table.add_row(_("energy"), energy(cost.card_kwh, cost.pc_kwh, beside_card))
         table.add_row(
             _("cost"),
-            _("{amount:,.2f} {currency} at {price:.2f} {currency} a kWh").format(
-                amount=cost.amount, currency=_plain(cost.currency), price=answer.options.price
+            _("{amount:,.2f} {currency} at {price} {currency} a kWh").format(
+                amount=cost.amount, currency=plain(cost.currency), price=price_text(answer.options.price)
             ),
         )
-    table.add_row(
-        _("disk"),
-        _("{each} a checkpoint, three are kept; {data} of tokens, if none comes twice").format(
-            each=file_size(answer.checkpoint(choice)), data=file_size(answer.data_bytes)
-        ),
-    )
+    on_disk = _("{each} a checkpoint, three are kept").format(each=file_size(answer.checkpoint(choice)))
+    if answer.data_tokens is None:
+        data = _("{data} of tokens, if none comes twice").format(data=file_size(answer.data_bytes))
+        on_disk += f"; {data}"
+    table.add_row(_("disk"), on_disk)
     return table
 
 
@@ -279,6 +287,19 @@ def _loss_rows(answer: Answer) -> list[tuple[str, str]]:
         easier = _("on ClimbMix, an easier text, nanochat's d12 had {n:.2f} after {tokens} tokens")
         source.append(easier.format(n=_CLIMBMIX[0], tokens=count(_CLIMBMIX[1])))
     return [(_("loss"), told.format(low=loss.low, high=loss.high)), ("", f"[dim]{'; '.join(source)}[/dim]")]
+
+
+def _data_rows(answer: Answer) -> list[tuple[str, str]]:
+    """Where it is there: how often the run reads it."""
+    if answer.data_tokens is None or answer.passes is None:
+        return []
+    told = _("{tokens} tokens in data/{name}, read {n} times").format(
+        tokens=count(answer.data_tokens), name=plain(answer.config.dataset), n=number(answer.passes, ".1f")
+    )
+    rows = [(_("data"), told)]
+    if (note := repetition_note(answer.tokens, answer.data_tokens)) is not None:
+        rows.append(("", f"[dim]{note}[/dim]"))
+    return rows
 
 
 def _when(moment: datetime) -> str:
@@ -321,7 +342,8 @@ def show_stages(answer: Answer, console: Console) -> None:
     for name, choice in answer.stages():
         gain = choice.tokens_per_s / before.tokens_per_s - 1 if before and before.tokens_per_s else None
         figures = (
-            number(choice.bill.process / GIB, ".2f"), number(choice.tokens_per_s, ",.0f"),
+            number(choice.bill.process / GIB, ".2f"),
+            number(choice.tokens_per_s, ",.0f") if choice.step else "-",
             "" if gain is None else number(gain, "+.0%"),
         )  # fmt: skip
         rows.append(Row(way_name(name), figures, choice.words))

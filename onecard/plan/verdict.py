@@ -30,6 +30,8 @@ def verdict(answer: Answer) -> list[str]:
         if not given.fits:
             told = _("Fits, and is as fast as anything that does, within 1%")
         texts.append(f"{told}: [bold]{choice.words}[/bold]")
+        if given.fits:
+            texts.append(_("What follows is about that."))
         if not config.auto_fit:
             texts.append(_("With auto_fit=False these flags have to be given; train would refuse."))
     if choice is not None:
@@ -66,7 +68,9 @@ def vocabulary_remark(question: Question) -> str:
     chosen = config.is_set("vocab_size") or config.init_from in PRETRAINED
     if chosen or prepared_vocabulary(config) is not None:
         return ""
-    name, size = config.dataset, question.shape.vocab_size
+    from rich.markup import escape  # brackets in a name are no markup
+
+    name, size = escape(config.dataset), question.shape.vocab_size
     if own_vocabulary(config) is not None:
         if data_is_there(config):  # nanoGPT's own, of the same text
             return ""
@@ -107,8 +111,9 @@ def _remarks(answer: Answer, choice: Choice) -> list[str]:
     target, config = answer.target, answer.config
     texts = [told] if (told := little_to_spare(answer, choice.bill.process)) else []
     if not choice.setting.exact:
+        bits = f"master_weights={choice.setting.master_weights}, optim_states={choice.setting.optim_states}"
         texts.append(
-            _("This is low-bit training (bf16 weights, int8 states): not the same as exact training.")
+            _("This is low-bit training ({bits}): not the same as exact training.").format(bits=bits)
         )
     if config.dropout:
         texts.append(_("The time that dropout takes is not counted."))

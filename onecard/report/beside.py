@@ -13,7 +13,9 @@ from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
-from onecard.report.logs import Log
+from onecard.knobs import from_values, knobs
+from onecard.language import _
+from onecard.report.logs import ONECARD, Log
 from onecard.run.directory import RunDirectory, read_json
 from onecard.shapes import SHAPES
 
@@ -21,6 +23,8 @@ from onecard.shapes import SHAPES
 _LINES_THAT_TELL = 2
 # A run cannot have more FLOPs a token: what says so is damaged.
 _MOST_FLOPS = 10**18
+# What reading a damaged file, and counting with its values, may end in.
+_DAMAGE = (UserError, KeyError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
 
 class Beside:
@@ -28,22 +32,50 @@ class Beside:
         self._directory = directory
 
     def config(self) -> RunConfig | None:
+        """The run's; where config.json is damaged the newest checkpoint's, as where it is lost."""
+        for read in (self._directory.read_config, self._saved_config):
+            try:
+                if (config := read()) is not None:
+                    return _sound(config)
+            except _DAMAGE:
+                continue
+        return None
+
+    def damage(self) -> str:
+        """What to say of a config.json that cannot be used; empty where it can, and where there is none."""
+        path = self._directory.config_path
         try:
-            return self._directory.read_config()
-        except UserError:
-            return None
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(content, dict) and "schema" not in content:
+                return ""  # another program's, such as of Hugging Face: no concern of ours
+            content = read_json(path)
+            _sound(from_values(RunConfig, content["values"], content["set_by_user"]))
+        except FileNotFoundError:
+            return ""
+        except (OSError, *_DAMAGE):
+            return _("{path} is damaged or of another version, and is not used").format(path=path)
+        return ""
+
+    def facts_for(self, log: Log, config: RunConfig | None) -> Log:
+        """The log with what lies beside it. Its lines alone could be nanoGPT's: that it is onecard's own is
+        known by its config or, where that is damaged, by the events."""
+        device = self.device()
+        if config is None and device is None:
+            return log
+        facts = {**log.facts, "device": device or (config.device if config else None), **self.model(config)}
+        return replace(log, format=ONECARD, facts=facts)
 
     def device(self) -> str | None:
         """Where the run last began."""
         devices = [str(device) for event in self._events() if (device := event.get("device"))]
         return devices[-1] if devices else None
 
-    def model(self, config: RunConfig) -> dict[str, Any]:
+    def model(self, config: RunConfig | None) -> dict[str, Any]:
         """What the config may leave open, as facts of a log: the vocabulary is often the data's, and of a
         model that was not begun from scratch the sizes are its own."""
         if flops := self._planned_flops() or self._saved_flops():
             return {"flops_per_token": flops}
-        if config.vocab_size is not None:
+        if config is None or config.vocab_size is not None:
             return {}
         from onecard.plan.answer import prepared_vocabulary  # all of planning comes with it
 
@@ -96,13 +128,22 @@ class Beside:
         except (UserError, KeyError, TypeError, RecursionError):
             return None
 
+    def _saved_config(self) -> RunConfig | None:
+        """Of the newest checkpoint that has a whole one."""
+        for path in self._directory.checkpoint_states():
+            try:
+                return _sound(from_values(RunConfig, (read_json(path) or {})["config"], {}))
+            except _DAMAGE:
+                continue
+        return None
+
     def _saved_flops(self) -> int | None:
         """By the newest checkpoint."""
         for path in self._directory.checkpoint_states():
             try:
                 state = read_json(path) or {}
                 return _believable(SHAPES[state["arch"]](**state["shape"]).flops_per_token)
-            except (UserError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
+            except _DAMAGE:
                 continue
         return None
 
@@ -113,6 +154,28 @@ def beside(source: str) -> Beside | None:
     if source == "-" or not (path.is_dir() or path.name == "log.txt"):
         return None
     return Beside(RunDirectory(path if path.is_dir() else path.parent))
+
+
+def _sound(config: RunConfig) -> RunConfig:
+    """The config, if every value is one that its knob may have; ValueError or UserError otherwise.
+
+    from_values takes what stands in the file, and what is computed from it would fail far from here.
+    """
+    for knob in knobs(RunConfig):
+        value, limits = getattr(config, knob.name), knob.metadata
+        if value is None and knob.default is None:
+            continue
+        kind = limits["kind"]
+        kinds = {"bool": bool, "str": str, "float": int | float}.get(kind, int)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kind != "bool"):
+            raise ValueError(f"{knob.name} is of another kind")
+        if limits["choices"] and value not in limits["choices"]:
+            raise ValueError(f"{knob.name} is none of its choices")
+        least, most = (limits[end] for end in ("low", "high"))
+        if (least is not None and not value >= least) or (most is not None and not value <= most):
+            raise ValueError(f"{knob.name} is out of its range")  # NaN is in none
+    config.shape(config.vocab_size or 64)  # a shape refuses what it cannot be
+    return config
 
 
 def _believable(flops: Any) -> int | None:

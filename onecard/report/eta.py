@@ -30,6 +30,7 @@ FLOORS = ((5, 0.10), (20, 0.05), (math.inf, 0.02))
 SIGMA_PER_MAD, MEDIAN_TO_MEAN = 1.4826, 1.2533
 EVALUATION_TOKENS = {NANOCHAT: 80 * 524_288, NANOCHAT_2025: 20 * 524_288}  # nanochat's defaults
 EVALUATION_EVERY = 250
+LARGEST_FLOPS_PER_TOKEN = 3e10  # of 5B parameters; the largest nanochat there has been has 2.2B
 NANOGPT_EVERY, NANOGPT_BLOCKS = 2000, 200  # and nanoGPT's: eval_interval and eval_iters
 
 
@@ -84,6 +85,17 @@ def estimate(log: Log, known: Known) -> Eta:
     tokens_per_step = tokens_per_step_of(log, known, steady, notes)
     flops_per_token = flops_per_token_of(log, known, notes)
     by_log = flops_by_log(log, known.card, step_ms.mid)
+    if tokens_per_step and flops_per_token is None and by_log and log.format == NANOCHAT_2025:
+        # Without a head nothing but the log's own figures tell whether they count whole steps.
+        implied = by_log / (tokens_per_step / step_ms.mid * 1000)
+        if implied > LARGEST_FLOPS_PER_TOKEN:
+            notes[:] = [
+                _(
+                    "the log's tok/sec and its MFU together would be a model of {n:.0f}B parameters: its "
+                    "tok/sec is of one micro-batch, as nanochat's was until 2025-10-26"
+                ).format(n=implied / 6e9)
+            ]
+            tokens_per_step = None
     tokens_per_s = tokens_per_step / step_ms.mid * 1000 if tokens_per_step else None
     if tokens_per_s is None and flops_per_token and by_log:
         tokens_per_s = by_log / flops_per_token
@@ -240,6 +252,14 @@ def _horizon(log: Log, known: Known, tokens_per_step: int | None) -> tuple[int |
     if last is None:
         return None, 0
     seen = log.steps[-1].number
+    if seen > last and (known.max_iters is not None or known.tokens is not None):
+        raise UserError(
+            _(
+                "the log is past that end: its last line is of step {seen:,}, and {last:,} would be the last"
+            ).format(seen=seen, last=last),
+            hint=_("--max-iters and --tokens are those of the whole run"),
+            exit_code=1,
+        )
     # Steps count from 0, and nanoGPT takes one more than max_iters; a bar counts steps that are done.
     left = last - seen if log.format in (NANOGPT, HUGGINGFACE) else last - seen - 1
     return last, max(0, left)

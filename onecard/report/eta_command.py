@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import textwrap
 from dataclasses import replace
@@ -19,6 +20,7 @@ from onecard.language import _, english, ngettext, number
 from onecard.report.beside import beside
 from onecard.report.eta import Eta, Range, estimate
 from onecard.report.known import Known
+from onecard.report.log_patterns import TRAINER
 from onecard.report.log_text import MAX_BYTES, decode
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, read_log
 from onecard.report.mfu import percent
@@ -47,7 +49,17 @@ def _eta(
 ) -> int:
     card = match_rates(gpu) or find_card(gpu) if gpu is not None else None
     known = _with_options(known, tokens, config_file)
-    log = read_log(decode(_content(source)))
+    text = decode(_content(source))
+    log = read_log(text)
+    if log is None and TRAINER.search(text):
+        raise UserError(
+            _("in {source} are losses of the Hugging Face Trainer, but no times").format(
+                source=_name(source)
+            ),
+            _("it tells those in its progress bar alone"),
+            _("add a line of that: {line}").format(line="10%|█ | 500/5000 [12:34<1:53:06,  1.51s/it]"),
+            exit_code=1,
+        )
     if log is None:
         raise UserError(
             _("no training lines were found in {source}").format(source=_name(source)),
@@ -55,17 +67,21 @@ def _eta(
             _("such a line is: {line}").format(line="iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%"),
             exit_code=1,
         )
+    damage = ""
     if (there := beside(source)) is not None:
         log = there.since_last_start(log)
-        if known.config is None and (config := there.config()) is not None:
-            # Beside its config lies onecard's own log.txt, whose lines alone could be nanoGPT's.
-            facts = {**log.facts, "device": there.device() or config.device, **there.model(config)}
-            known, log = replace(known, config=config), replace(log, format=ONECARD, facts=facts)
+        if known.config is None:
+            config, damage = there.config(), there.damage()
+            known, log = replace(known, config=config), there.facts_for(log, config)
     found = estimate(log, replace(known, card=card or _card_of(log)))
-    if paused := _pause_of(source):
-        found = replace(found, notes=(paused, *found.notes))
+    before = tuple(note for note in (_pause_of(source), damage) if note)
+    found = replace(found, notes=(*before, *found.notes))
     now = datetime.now().astimezone()
-    sys.stdout.write((json.dumps(to_json(found, now), indent=1) if as_json else to_text(found, now)) + "\n")
+    if as_json:
+        text = json.dumps(_strict(to_json(found, now)), indent=1, allow_nan=False)
+    else:
+        text = to_text(found, now)
+    sys.stdout.write(text + "\n")
     return 0
 
 
@@ -99,6 +115,11 @@ def _with_options(known: Known, tokens: str | None, config_file: str | None) -> 
     """The options in their types and ranges, which are those of the knobs of the same names."""
     if tokens is not None and known.max_iters is not None:
         raise UserError(_("--tokens and --max-iters both say when the run ends"), hint=_("keep one of them"))
+    if known.max_iters is not None and known.max_iters < 1:
+        raise UserError(
+            _("{name} is {value}").format(name="--max-iters", value=known.max_iters),
+            _("it has to be 1 or more"),
+        )
     names = ("max_iters", "batch_size", "block_size", "gradient_accumulation_steps")
     words = [f"--{name}={value}" for name in names if (value := getattr(known, name)) is not None]
     checked = load_config(RunConfig, [*words, *([f"--tokens={tokens}"] if tokens is not None else [])])
@@ -158,6 +179,15 @@ def to_json(found: Eta, now: datetime) -> dict[str, Any]:
     }
 
 
+def _strict(value: Any) -> Any:
+    """The same with null for what JSON has no number for, such as a product of two absurd ones in a log."""
+    if isinstance(value, dict):
+        return {name: _strict(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_strict(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _later(now: datetime, seconds: float) -> datetime:
     try:
         return now + timedelta(seconds=seconds)
@@ -171,7 +201,11 @@ def _later(now: datetime, seconds: float) -> datetime:
 def to_text(found: Eta, now: datetime) -> str:
     log = found.log
     if found.last_step is None:
-        head = _("{program} log: {lines:,} lines, up to step {last:,}")
+        head = ngettext(
+            "{program} log: {lines:,} line, of step {last:,}",
+            "{program} log: {lines:,} lines, up to step {last:,}",
+            len(log.steps),
+        )
     else:
         head = ngettext(
             "{program} log: {lines:,} line, step {last:,} of {total:,}",
@@ -249,7 +283,8 @@ def _time_rows(found: Eta, now: datetime) -> list[tuple[str, str]]:
             " and {n:,} evaluation of {time}", " and {n:,} evaluations of {time}", found.evaluations_left
         ).format(n=found.evaluations_left, time=duration(found.evaluation_s.mid))
     finish, low, high = (_later(now, seconds) for seconds in (left.mid, left.low, left.high))
-    when = f"{finish:%Y-%m-%d %H:%M} ({low:%m-%d %H:%M} – {high:%m-%d %H:%M})"
+    bounds = [f"{bound:{'' if bound.year == finish.year else '%Y-'}%m-%d %H:%M}" for bound in (low, high)]
+    when = f"{finish:%Y-%m-%d %H:%M} ({bounds[0]} – {bounds[1]})"
     return [(_("left"), text), (_("done"), when + _(", if the last line is from now"))]
 
 

@@ -44,6 +44,8 @@ ONECARD, HUGGINGFACE = "onecard", "huggingface"
 
 _WRAPS = 3  # a line of nanochat's has 160 characters: two breaks in a narrow window, three in a tiny one
 _LEAST_MS, _MOST_MS = 1e-3, 1e12
+# -100% is nanoGPT's "not yet"; no card does a hundred times the peak of the one it is divided by.
+_LEAST_MFU, _MOST_MFU = -1.0, 100.0
 # What the groups of PLAIN_ITER and PLAIN_STEP are, by the names they have in ITER and STEP.
 _OF_ITER = ("line", "step", "loss", "ms", "mfu", "speed")
 _OF_STEP = ("line", "step", "last", "loss", "ms", "speed", "field", "mfu", "rest")
@@ -148,7 +150,9 @@ class _Reader:
         steps.numbers = list(map(int, column["step"]))
         steps.ms = list(map(float, column["ms"]))
         steps.losses = list(map(float, column["loss"]))
-        steps.mfus = [percent / 100 for percent in map(float, column["mfu"])]
+        mfus = [percent / 100 for percent in map(float, column["mfu"])]
+        believable = not mfus or (min(mfus) >= _LEAST_MFU and max(mfus) <= _MOST_MFU)
+        steps.mfus = list(mfus) if believable else [_believable(mfu) for mfu in mfus]
         if any(column["speed"]):
             steps.speeds = [float(n.replace(",", "")) or None if n else None for n in column["speed"]]
         else:
@@ -291,9 +295,14 @@ def _step_of(found: re.Match[str]) -> Step | None:
     ms, percent, loss = number(found["ms"]), number(found["mfu"]), number(found["loss"])
     if ms is None:
         return None
-    mfu = percent / 100 if percent is not None and math.isfinite(percent) else None
+    mfu = _believable(percent / 100) if percent is not None else None
     speed = number(found["speed"])
     return Step(int(found["step"]), ms, loss, mfu, speed if speed and math.isfinite(speed) else None)
+
+
+def _believable(mfu: float) -> float | None:
+    """None for what no run can have shown: a damaged line must not become a card's speed."""
+    return mfu if _LEAST_MFU <= mfu <= _MOST_MFU else None
 
 
 def _read_head(line: str, here: _Start, heads: bool) -> None:

@@ -11,7 +11,7 @@ import math
 import statistics
 
 from onecard.hardware.cards import Card, read_words
-from onecard.language import _
+from onecard.language import _, number
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log
 
 A100_FLOPS = 312e12
@@ -78,6 +78,14 @@ def explain(log: Log, shown: float | None, true: float | None, card: Card | None
                 peak=peak / 1e12, card=card.name,
             )
         )  # fmt: skip
+        share = shown * A100_FLOPS / peak
+        if true is not None and log.evaluations and share < (1 - AGREEMENT) * true:
+            told.append(
+                _(
+                    "That is less than the {percent:.0f}% above: nanoGPT shows a moving average, and an "
+                    "evaluation is felt in it for twenty lines."
+                ).format(percent=100 * true)
+            )
     if true is not None and true > 1.05:
         told.append(
             _(
@@ -136,4 +144,4 @@ def disagreement(by_shape: float, by_log: float, log: Log) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.2f}%"
+    return number(100 * share, ".2f") + "%"

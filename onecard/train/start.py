@@ -16,10 +16,12 @@ from onecard.data.bins import TokenFile, open_split, read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
+from onecard.language import english
 from onecard.model.decoder import Decoder
 from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
+from onecard.plan.scaling import repetition_note
 from onecard.run.checkpoint import Checkpoint, TrainingState, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory, differences
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
@@ -141,6 +143,10 @@ def open_run(config: RunConfig) -> Run:
         # Never of an assumed one: a sample in the wrong tokenizer is seen to be nonsense, bits per byte not.
         text = {name: TargetText(tokenizer, blocks, shape.vocab_size) for name, blocks in evaluation.items()}
     tokenizer = tokenizer or _assumed_tokenizer(data_dir, shape, config, notes)
+    with english(True):  # as all that train says
+        passes = repetition_note(max(1, config.max_iters) * config.tokens_per_step, len(train_tokens))
+    if passes is not None and not config.eval_only:
+        notes.append(passes)
     return Run(
         config, directory, device, dtype, model, fit, stepper, sequences, evaluation, text, tokenizer,
         position, began, saved_step, source.damaged if source is not None else [], notes,

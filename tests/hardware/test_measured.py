@@ -203,6 +203,7 @@ def damaged(**changes: Any) -> str:
         damaged(copy_gbps=float("nan")),
         damaged(copy_gbps="fast"),
         damaged(card=None),
+        damaged(dtype="float64"),
         damaged(date="yesterday"),
         damaged(date=7),
         damaged(matmuls=[]),

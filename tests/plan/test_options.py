@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 
 import pytest
@@ -48,6 +49,7 @@ def test_a_switch_takes_no_other_value(value: str) -> None:
         (["--idle_watts=60"], "idle_watts", 60.0),
         (["--idle-watts", "60.5"], "idle_watts", 60.5),
         (["--price", "0"], "price", 0.0),
+        (["--host-ram=1e6"], "host_ram", 1e6),
         (["--price=1e-1"], "price", 0.1),
         (["--currency=CHF"], "currency", "CHF"),
         (["--by", "7d"], "by", "7d"),
@@ -71,6 +73,23 @@ def test_a_missing_value_is_told(name: str) -> None:
 def test_bad_numbers_are_told(name: str, text: str) -> None:
     with pytest.raises(UserError, match=f"--{name} is "):
         split_words([f"--{name}={text}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("host_ram", "1,000,000"), ("price", "1,000,000"), ("idle_watts", "100,000"), ("tflops", "100,000"),
+     ("watts", "100,000")],
+)  # fmt: skip
+def test_both_ends_of_a_number_are_told(name: str, most: str) -> None:
+    with pytest.raises(UserError) as refused:
+        split_words([f"--{name}=1e7"])
+    assert re.search(rf"\b0\b.*\b{most}\b", refused.value.why)
+
+
+@pytest.mark.parametrize("name", ["price", "idle_watts", "host_ram"])
+def test_minus_zero_is_zero(name: str) -> None:
+    options, _rest = split_words([f"--{name}=-0"])
+    assert str(getattr(options, name)) == "0.0"
 
 
 def test_another_trainer_cannot_be_priced() -> None:
@@ -133,6 +152,10 @@ def test_lengths(text: str, seconds: float) -> None:
         ("monday 11:00", datetime(2026, 11, 23, 11, 0)),
         ("2026-12-24 18:00", datetime(2026, 12, 24, 18, 0)),
         ("2026-12-24T18:00", datetime(2026, 12, 24, 18, 0)),
+        ("2026-12-24_18:00", datetime(2026, 12, 24, 18, 0)),
+        ("2026-11-20_12:00", datetime(2026, 11, 20, 12, 0)),
+        ("sunday_20:00", datetime(2026, 11, 22, 20, 0)),
+        ("sat  8:30", datetime(2026, 11, 21, 8, 30)),
         ("2026-12-24", datetime(2026, 12, 24, 23, 59)),
         ("2026-11-16", datetime(2026, 11, 16, 23, 59)),
     ],
@@ -145,11 +168,21 @@ def test_moments(text: str, moment: datetime) -> None:
     "text",
     ["", "soon", "0d", "-3d", "7", "d7", "2026-11-15", "2026-11-16 11:00", "1999-01-01", "2026-02-30",
      "sunday 25:00", "sunday 20", "sunday 20:00:00:00", "su 20:00", "nan d", "1e12 d", "7 fortnights", "1 2d",
-     "sunday -1:00", "2026-12-24T18:00+01:00"],
+     "sunday -1:00", "2026-12-24T18:00+01:00", "2026-12-24T18", "2026-12-24_", "2026-12-24-18:00",
+     "2026-12-24_18:00_", "2026-12-24 18:00 19:00", "2026-12-24x18:00", "sunday 2_0:00", "sunday 8:5"],
 )  # fmt: skip
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="no time that can be planned for"):
         budget_seconds(text, MONDAY)
+
+
+@pytest.mark.parametrize("zone", ["+01:00", "+0100", "-05", "Z", " UTC", " CET", ":30+01:00"])
+@pytest.mark.parametrize("between", ["_", "T", " "])
+def test_a_time_zone_is_refused_by_name(between: str, zone: str) -> None:
+    """It would be another moment than the one that is meant."""
+    with pytest.raises(UserError, match="no time that can be planned for") as refused:
+        budget_seconds(f"2027-01-31{between}20:00{zone}", MONDAY)
+    assert "time zone" in refused.value.why and refused.value.exit_code == 2
 
 
 @given(st.text(max_size=20), st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1)))

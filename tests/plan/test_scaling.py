@@ -224,10 +224,22 @@ def test_outside_the_region_a_range_grows_with_the_distance(
 ) -> None:
     decades = abs(math.log10(near[0] / far[0] * near[1] / far[1]))
     grown = width(predicted_loss(*far)) - width(predicted_loss(*near))
-    assert grown == pytest.approx(2 * per_decade * decades)
+    of_the_size = max(0.0, math.log10(scaling.NEXT_SIZE / far[0])) - max(
+        0.0, math.log10(scaling.NEXT_SIZE / near[0])
+    )
+    assert grown == pytest.approx(2 * per_decade * decades + scaling.HIGHER * of_the_size)
     assert predicted_loss(*far).extrapolated
     # Only a model that is too small itself reads so little and yet ten tokens per parameter.
     assert predicted_loss(*near).extrapolated == (near[0] == 10_000_000)
+
+
+@pytest.mark.parametrize("size", [20e6, 30e6, 41e6, 60e6])
+def test_a_straight_line_between_measured_neighbours_is_inside(size: float) -> None:
+    """What a person reads off open_lm's 10.6M and 79M at 3.2B tokens, whose law has another floor."""
+    share = math.log(size / 10.6e6) / math.log(79 / 10.6)
+    read_off = 4.52 + share * (3.643 - 4.52)
+    loss = predicted_loss(round(size), 3.2e9)
+    assert loss.low < read_off < loss.high
 
 
 def test_inside_the_region_a_range_is_as_wide_as_the_residuals() -> None:

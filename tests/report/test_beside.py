@@ -15,10 +15,12 @@ from onecard import cli
 from onecard.config import RunConfig
 from onecard.data.tokenizer import make_tokenizer
 from onecard.files import write_json
-from onecard.knobs import load_config
+from onecard.knobs import knobs, load_config
 from onecard.report import eta_command
+from onecard.report.beside import beside
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import iteration_line
+from onecard.sample_config import SampleConfig
 from onecard.shapes import GPT2Shape
 
 SMALL = ["--n_layer=4", "--n_head=4", "--n_embd=128", "--block_size=64", "--max_iters=1000", "--dataset=mine"]
@@ -116,6 +118,84 @@ def test_torch_is_not_needed(folder: RunDirectory) -> None:
     )
     path = [str(Path(__file__).resolve().parents[2])]
     subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {program}"], check=True)
+
+
+# --- a damaged config ---------------------------------------------------------------------------
+
+
+def config_with(**values: object) -> str:
+    usual = load_config(RunConfig, SMALL).values()
+    return json.dumps({"schema": 1, "values": usual | values, "set_by_user": {}})
+
+
+DAMAGED = [
+    '{"schema":1,"values":{"n_layer":"abc"},"set_by_user":{}}',
+    config_with(batch_size=None),
+    config_with(max_iters="x"),
+    config_with(n_head=0),
+    config_with(n_embd=True),
+    config_with(batch_size=-12),
+    config_with(n_layer=float("nan")),
+    config_with(n_layer=12.5),
+    config_with(max_iters=10**400),
+    config_with(arch="of the future"),
+    config_with(arch="nanochat", window_pattern="XYZ"),
+    config_with(dataset=7),
+    config_with(learning_rate=float("nan")),
+    '{"schema":1,"values":[],"set_by_user":{}}',
+    '{"schema":1,"values":{},"set_by_user":7}',
+    '{"schema":2,"values":{},"set_by_user":{}}',
+    "{",
+    "[" * 20_000,
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_config_is_as_if_it_were_not_there(
+    folder: RunDirectory, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    write_events(folder, ("started", 0))  # by which the log is known to be onecard's
+    folder.config_path.unlink()
+    without = answer(folder, capsys)
+    folder.config_path.write_text(content)
+    found = answer(folder, capsys)
+    note = found["notes"].pop(0)
+    assert str(folder.config_path) in note and "not used" in note
+    assert found == without
+    assert (found["format"], found["mfu"], found["tokens_per_s"]) == ("onecard", pytest.approx(0.3), None)
+    assert cli.main(["eta", str(folder.path), "--max-iters=1000"]) == 0
+    assert "is damaged" in " ".join(capsys.readouterr().out.split())  # a long path breaks the line
+
+
+def test_for_a_damaged_config_there_is_that_of_a_checkpoint(
+    folder: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = answer(folder, capsys)
+    folder.config_path.write_text(config_with(n_head=0))
+    save_state(folder, "step-00000010", config=load_config(RunConfig, SMALL).values())
+    save_state(folder, "step-00000020", config={"n_layer": "abc"})
+    found = answer(folder, capsys)
+    assert found["notes"].pop(0).startswith(str(folder.config_path))
+    assert {**found, "finish": None} == {**whole, "finish": None}
+
+
+def test_every_config_that_is_written_is_whole(
+    folder: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of every config here: none may be taken for damaged."""
+    for path in sorted((Path(__file__).resolve().parents[2] / "config").glob("*.py")):
+        others = frozenset(field.name for field in knobs(SampleConfig))
+        config = load_config(RunConfig, [str(path)], also_known=others)
+        folder.write_config(config)
+        found = beside(str(folder.path))
+        assert found is not None and found.config() == config and found.damage() == "", path
+
+
+def test_a_config_of_another_program_is_no_concern(
+    folder: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.config_path.write_text('{"model_type": "gpt2"}')
+    assert not any("config.json" in note for note in answer(folder, capsys)["notes"])
 
 
 # --- the last start -----------------------------------------------------------------------------

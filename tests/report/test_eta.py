@@ -560,3 +560,53 @@ def test_a_cpus_log_is_not_asked_for_a_card(tmp_path: Path, run: Callable[..., A
         assert "the run is paused" in " ".join(out.split()) and "--resume-now" in out
     _, out, _ = run(str(out_dir.path))
     assert "paused" not in out, "its job is gone"
+
+
+# --- what is told of odd logs, and of options that do not fit them
+
+
+def test_a_moving_average_after_an_evaluation_is_explained() -> None:
+    told = "nanoGPT shows a moving average"
+    lately = eta_of(nanogpt_log(4384, range(0, 520, 10), jitter=0))
+    assert lately.mfu is not None and f"less than the {100 * lately.mfu:.0f}% above" in lately.mfu_explanation
+    assert told in lately.mfu_explanation
+    long_ago = eta_of(nanogpt_log(4384, range(0, 990, 10), jitter=0))
+    assert told not in long_ago.mfu_explanation
+    without = eta_of(nanogpt_log(4384, range(0, 520, 10), jitter=0, evaluations=0))
+    assert told not in without.mfu_explanation
+
+
+def test_tok_sec_of_one_micro_batch_is_known_by_the_model_it_would_be() -> None:
+    """It has 0.9 GFLOPs a token; by a 64th of its tokens it would have 57."""
+    of_a_step = {"field": "mfu", "mfu": 4.99, "head": ""}
+    whole = eta_of(nanochat_log(9413, 40, **of_a_step))
+    assert whole.tokens_per_step == 524_288 and not any("B parameters" in note for note in whole.notes)
+    in_part = eta_of(nanochat_log(9413, 40, accumulation=64, **of_a_step))
+    assert in_part.tokens_per_step is in_part.tokens_per_s is None
+    assert any("of one micro-batch" in note and "9B parameters" in note for note in in_part.notes)
+    assert not any("taken as printed" in note for note in in_part.notes)
+    assert in_part.mfu == whole.mfu
+    with_head = eta_of(nanochat_log(9413, 40, accumulation=64, field="mfu", mfu=4.99))
+    assert with_head.tokens_per_step == 524_288, "the head tells"
+
+
+@pytest.mark.parametrize("end", ["--max-iters=100", "--tokens=1M"])
+def test_an_end_that_the_log_is_past_is_refused(run: Callable[..., Answer], end: str) -> None:
+    log = nanogpt_log(4384, range(0, 300, 10)).encode()
+    code, out, err = run("-", end, pasted=log)
+    assert (code, out) == (1, "") and "the log is past that end" in err and "step 290" in err
+    assert run("-", "--max-iters=290", pasted=log)[0] == 0, "its last line may be of the last step"
+
+
+def test_lines_of_the_trainer_without_times_have_no_answer(run: Callable[..., Answer]) -> None:
+    pasted = b"{'loss': 3.2, 'learning_rate': 0.001, 'epoch': 0.1}\n"
+    code, out, err = run("-", pasted=pasted)
+    assert (code, out) == (1, "") and "Hugging Face Trainer, but no times" in err and "s/it]" in err
+    bars = " 10%|█  | 500/5000 [12:34<1:53:06,  1.51s/it]\n 10%|█  | 501/5000 [12:35<1:53:04,  1.51s/it]\n"
+    assert run("-", pasted=pasted + bars.encode())[0] == 0
+
+
+@pytest.mark.parametrize("count", ["0", "-5"])
+def test_a_run_has_a_step_at_least(run: Callable[..., Answer], count: str) -> None:
+    code, out, err = run("-", f"--max-iters={count}", pasted=nanogpt_log(4384, range(20)).encode())
+    assert (code, out) == (2, "") and f"--max-iters is {count}" in err and "1 or more" in err
