@@ -190,7 +190,8 @@ def _show(row: Row) -> None:
 def _told(found: Row | None, quantity: str) -> str:
     if found is None:
         return "not measured"
-    bar = f"bars {MEDIAN[quantity]:.0%} and {WORST[quantity]:.0%}"
+    small = "" if quantity == "seconds" else " (or 64 MiB, of small models)"
+    bar = f"bars {MEDIAN[quantity]:.0%} and {WORST[quantity]:.0%}{small}"
     beyond = f"; beyond: {len(found['beyond'])}" if found["beyond"] else ""
     verdict = "holds" if found["holds"] else "DOES NOT HOLD"
     return (

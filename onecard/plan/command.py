@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
@@ -94,7 +95,21 @@ def console() -> Any:
             """`| head`: rich would end the program with 1, which means that nothing fits."""
             raise BrokenPipeError
 
-    return Patient(file=sys.stdout, width=columns(of_a_pipe=160))
+    file: Any = sys.stdout if sys.stdout.isatty() else _Trimmed(sys.stdout)
+    return Patient(file=file, width=columns(of_a_pipe=160))
+
+
+class _Trimmed:
+    """Without the spaces that fill a table's last column: in a file or an issue they are dirt."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return self._file.write(re.sub(r"[ \t]+(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_assumed: bool) -> int:

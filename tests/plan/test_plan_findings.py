@@ -241,3 +241,9 @@ def test_shards_are_counted_together(capsys: pytest.CaptureFixture[str]) -> None
     np.zeros(5_000_000, dtype=np.uint16).tofile(folder / "web_train_000002.bin")
     main(["plan", *NOTES, "--gpu=RTX 4070", "--json"])
     assert json.loads(capsys.readouterr().out)["disk"]["data_tokens"] == 15_000_000
+
+
+@pytest.mark.parametrize("more", [[], ["--compare", "--stages"], ["--largest"], ["--as=nanogpt"]])
+def test_no_line_ends_in_spaces(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = told(capsys, *NOTES, *more)
+    assert out and not [line for line in out.splitlines() if line != line.rstrip()]
