@@ -6,6 +6,7 @@ Data goes to stdout, progress and logs to stderr. Exit codes: 0 ok, 1 the answer
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
@@ -112,16 +113,34 @@ def plan(arguments: Sequence[str]) -> int:
       --currency NAME                of the price [EUR]
       --idle-watts W                 what the PC draws besides the card [80; 25 in a laptop]"""
     from onecard.plan.command import plan_command
-    from onecard.run.directory import RunDirectory, load_run_config
 
-    # A run's folder is planned as train would go on with it.
-    words = [
-        f"--out_dir={word}" if not word.startswith("-") and RunDirectory(word).config_path.is_file() else word
-        for word in arguments
-    ]
-    if any(word.startswith("--out_dir") for word in words):
-        return plan_command(words, lambda rest: load_run_config(rest, _names(SampleConfig)))
-    return plan_command(words, lambda rest: load_config(RunConfig, rest, _names(SampleConfig)))
+    return plan_command(arguments, _config_to_plan)
+
+
+def _config_to_plan(words: Sequence[str]) -> RunConfig:
+    """As train would read these words. A run's folder stands for its --out_dir."""
+    from onecard.run.directory import load_run_config
+
+    folders = [word for word in words if not word.startswith("-") and _is_run(word)]
+    if len(folders) > 1:
+        raise UserError("one run can be planned at a time", f"these are {len(folders)}: {', '.join(folders)}")
+    words = [f"--out_dir={word}" if word in folders else word for word in words]
+    also_known = _names(SampleConfig)
+    config = load_run_config(words, also_known)
+    brought = set(config.origins) - set(load_config(RunConfig, words, also_known).origins)
+    if brought and not any(word.startswith("--out_dir") for word in words):
+        note = f"the run in {config.out_dir} goes on, with values it was begun with (--fresh plans a new one)"
+        config = dataclasses.replace(config, notes=(*config.notes, note))
+    return config
+
+
+def _is_run(word: str) -> bool:
+    from onecard.run.directory import RunDirectory
+
+    try:
+        return RunDirectory(word).config_path.is_file()
+    except (OSError, ValueError):  # a name too long, or with a NUL in it: whoever reads configs says so
+        return False
 
 
 # These take nanoGPT's config files and free --name=value flags, which is config.py's business.

@@ -160,7 +160,8 @@ def load_config(
 def from_values(cls: type[C], values: Mapping[str, Any], origins: Mapping[str, str]) -> C:
     """Rebuild a config saved in a run; knobs this version does not know are left out."""
     names = {f.name for f in knobs(cls)}
-    return cls(**{k: v for k, v in values.items() if k in names}, origins=dict(origins))
+    known = {name: origin for name, origin in origins.items() if name in names}
+    return cls(**{k: v for k, v in values.items() if k in names}, origins=known)
 
 
 def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Field[Any]]) -> Assignment:

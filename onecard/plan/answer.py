@@ -92,7 +92,7 @@ class Answer:
     @cached_property
     def data_tokens(self) -> int | None:
         """What there is to train on; None where the data is not there yet."""
-        return training_tokens(self.config, self.question.shape.vocab_size)
+        return training_tokens(self.config)
 
     @property
     def passes(self) -> float | None:
@@ -269,8 +269,7 @@ def vocabulary_of(config: RunConfig) -> int:
 def prepared_vocabulary(config: RunConfig) -> int | None:
     """Of the data that is there; None where there is none that says it."""
     try:
-        meta = json.loads((_data_dir(config) / "meta.json").read_text(encoding="utf-8"))
-        tokenizer = meta["tokenizer"]
+        tokenizer = _prepared(config)["tokenizer"]
         count = int(tokenizer["n_vocab"])
         if not 2 <= count <= _LARGEST_VOCABULARY:
             raise ValueError("no vocabulary has so many tokens")
@@ -293,15 +292,26 @@ def data_is_there(config: RunConfig) -> bool:
     return any(_data_dir(config).glob("*.bin"))
 
 
-def training_tokens(config: RunConfig, vocabulary: int) -> int | None:
-    """By the size of the file, which is there before anything reads it; None where there is none."""
+def training_tokens(config: RunConfig) -> int | None:
+    """By the size of the files, as the trainer reads them; None where there are none."""
+    folder = _data_dir(config)
     try:
-        folder = _data_dir(config)
-        files = [folder / "train.bin"] if (folder / "train.bin").exists() else folder.glob("*_train_*.bin")
-        size = sum(file.stat().st_size for file in files)
+        if (whole := folder / "train.bin").exists():
+            return whole.stat().st_size // (4 if _prepared(config).get("dtype") == "uint32" else 2) or None
+        # Shards as llm.c writes them: 16 bits a token, behind 256 numbers of 32.
+        shards = [file.stat().st_size for file in folder.glob("*_train_*.bin")]
+        return sum(max(0, size - 1024) // 2 for size in shards) or None
     except (OSError, ValueError):
         return None
-    return size // (2 if vocabulary <= 2**16 else 4) or None
+
+
+def _prepared(config: RunConfig) -> dict[str, Any]:
+    """meta.json of the data that is there; empty where there is none that can be read."""
+    try:
+        meta = json.loads((_data_dir(config) / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
 
 
 def _data_dir(config: RunConfig) -> Path:

@@ -69,8 +69,8 @@ def _verdict(asked: Priced, other: Priced, target: Target) -> list[str]:
     elif need > there:
         texts.append(
             _(
-                "It just fits: for {n:.2f} GiB that are missing, PyTorch empties its cache and takes memory "
-                "anew. Any more of anything, and it runs out."
+                "It may just run: for {n:.2f} GiB that are missing, PyTorch empties its cache and takes "
+                "memory anew. Nothing is left for anything else."
             ).format(n=need - there)
         )
     else:
@@ -85,16 +85,21 @@ def _verdict(asked: Priced, other: Priced, target: Target) -> list[str]:
     return texts
 
 
+def _gib_or_mib(size: int) -> str:
+    """As PyTorch writes it."""
+    return number(size / GIB, ".2f") + " GiB" if size >= GIB else number(size / 2**20, ".2f") + " MiB"
+
+
 def _where(confined: Confined) -> str:
     """As PyTorch's own error tells it."""
     failed = confined.ran_out
     assert failed is not None
     values = {
-        "tried": failed.tried / GIB, "moment": _(failed.moment), "allocated": failed.allocated / GIB,
+        "tried": _gib_or_mib(failed.tried), "moment": _(failed.moment), "allocated": failed.allocated / GIB,
         "reserved": failed.reserved / GIB, "memory": confined.memory / GIB,
     }  # fmt: skip
     text = _(
-        "It ends ({moment}) where PyTorch tries to allocate {tried:.2f} GiB: of the {memory:.2f} it can "
+        "It ends ({moment}) where PyTorch tries to allocate {tried}: of the {memory:.2f} GiB it can "
         "have, {reserved:.2f} are reserved, {allocated:.2f} of them allocated."
     )
     told = text.format(**values)
@@ -190,7 +195,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
             number(ours.bill.process / GIB, ".2f"), number(ours.tokens_per_s, ",.0f") if ours.step else "-",
             duration(our_cost.seconds) if our_cost else "-",
         )  # fmt: skip
-        table.append(Row(f"onecard, {ours.words}", figures, _("fits"), "bold"))
+        table.append(Row(f"onecard, {ours.told}", figures, _("fits"), "bold"))
     headings = [_("allocated GiB"), _("reserved GiB"), _("GiB with CUDA itself"), _("tokens/s"), _("time")]
     print_rows(out, "", "", headings, table)
     if ours is not None and (told_of_host := host_remark(target, ours)):

@@ -170,7 +170,8 @@ def longest_blocks(answer: Answer) -> list[Size]:
     """Of the config's own model; tokens per step stay, so sequences get fewer."""
     question, config = answer.question, answer.config
     # Those of which a step is a whole number.
-    lengths = [n for n in range(256, _LONGEST_BLOCK + 1, 256) if config.tokens_per_step % n == 0]
+    divisors = [n for n in range(1, _LONGEST_BLOCK + 1) if config.tokens_per_step % n == 0]
+    lengths = [n for n in divisors if (n % 8 == 0 and n >= 128) or n == config.block_size > 1]
 
     def with_block(block: int) -> Question:
         sequences = config.tokens_per_step // block

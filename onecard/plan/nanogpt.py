@@ -43,6 +43,9 @@ DTYPES = ("bfloat16", "float16", "float32")
 # micro-batches of a step the first finds no gradients, the second does, the third finds what it left.
 STEPS = 3
 MICRO_BATCHES = 3
+# Where memory is short, what lies where settles later: of 147 that ran so far, 16 ended within as many more.
+SHORT_STEPS = 8
+SHORT_MICRO_BATCHES = 12
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Confined:
     @property
     def in_pieces(self) -> bool:
         """There was room for what it tried to allocate, but not in one piece."""
-        return self.ran_out is not None and self.ran_out.allocated + self.ran_out.tried <= self.memory
+        return self.ran_out is not None and self.ran_out.allocated + self.ran_out.tensor <= self.memory
 
 
 def nanogpt_confined(
@@ -101,14 +104,17 @@ def nanogpt_confined(
     """Does it run where PyTorch may take so many bytes?
 
     Where tensors alone fit and their segments do not, PyTorch gives free segments back and tries again. That
-    seldom helps: most have a tensor in them that stays.
+    does not help unless little is missing: most have a tensor in them that stays.
     """
     _check(shape, batch_size, dtype, dropout, gradient_accumulation_steps)
-    step = _step(shape, batch_size, dtype, compiled, dropout, memory)
-    try:
-        step.run(STEPS, min(gradient_accumulation_steps, MICRO_BATCHES))
-    except RanOutError as error:
-        return Confined(memory, error, step.heap.retries)
+    for steps, micro_batches in ((STEPS, MICRO_BATCHES), (SHORT_STEPS, SHORT_MICRO_BATCHES)):
+        step = _step(shape, batch_size, dtype, compiled, dropout, memory)
+        try:
+            step.run(steps, min(gradient_accumulation_steps, micro_batches))
+        except RanOutError as error:
+            return Confined(memory, error, step.heap.retries)
+        if not step.heap.retries:
+            break
     return Confined(memory, None, step.heap.retries)
 
 

@@ -45,6 +45,7 @@ NEW_GRADIENTS = "gradients of this micro-batch"
 WORKSPACE = "cuBLAS workspaces"
 BATCH = "tokens and targets"
 
+LOADING = "loading the model"
 FORWARD = "forward"
 LOSS = "backward of the loss"
 LAYERS = "backward of the layers"
@@ -97,7 +98,7 @@ class Step(ABC):
         self.adds = False  # a micro-batch after the first of its step
 
     def run(self, steps: int, accumulation: int) -> CachingAllocator:
-        take = self.heap.take
+        take, self.heap.moment = self.heap.take, LOADING
         layers = (self.vectors + self.matrices) * self.shape.n_layer
         parameters = [self.embedding, self.positions, *layers, *self.last_vectors]
         for parameter in parameters:

@@ -97,7 +97,13 @@ class Choice:
 
     @property
     def words(self) -> str:
-        """For people: the flags, and what flags cannot say."""
+        """The flags, and what flags cannot say; in English, as all that train says."""
+        split = f"(micro-batches of {self.setting.micro_batch}, the last of {self.last_micro_batch})"
+        return " ".join(filter(None, (self.flags, split if self.last_micro_batch else "")))
+
+    @property
+    def told(self) -> str:
+        """The same before a run, in the reader's language."""
         if not self.last_micro_batch:
             return self.flags
         split = _("micro-batches of {n}, the last of {last}, which train makes by itself").format(

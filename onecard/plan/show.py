@@ -74,6 +74,7 @@ def names_to_translate() -> list[str]:
         _("gradient of the logits"), _("zeros as gradient of the returned logits"),
         _("passing values of forward and backward"), _("gradients of this micro-batch"),
         _("cuBLAS workspaces"), _("rounding to whole blocks"), _("forward"), _("backward of the loss"),
+        _("loading the model"),
         _("backward of the layers"), _("end of the backward, at the embedding"), _("optimizer step"),
     ]  # fmt: skip
     return [*bill, *moments, *groups, *ways, *nanogpt]
@@ -346,7 +347,7 @@ def show_stages(answer: Answer, console: Console) -> None:
             number(choice.tokens_per_s, ",.0f") if choice.step else "-",
             "" if gain is None else number(gain, "+.0%"),
         )  # fmt: skip
-        rows.append(Row(way_name(name), figures, choice.words))
+        rows.append(Row(way_name(name), figures, choice.told))
         before = choice
     title = _("Back to speed, one step after the other")
     print_rows(console, title, _("turn on"), ["GiB", _("tokens/s"), _("gain")], rows, _("flags"))

@@ -21,7 +21,7 @@ def verdict(answer: Answer) -> list[str]:
     if choice is None:
         nearest = answer.nearest
         texts.append(_red(_("No setting fits. The nearest ({words}): {what}.").format(
-            words=nearest.words, what=shortage(nearest)
+            words=nearest.told, what=shortage(nearest)
         )))  # fmt: skip
         texts += _what_else(answer)
     elif choice.setting != given.setting:
@@ -29,7 +29,7 @@ def verdict(answer: Answer) -> list[str]:
         told = _("Faster by {n:.0%}").format(n=faster)
         if not given.fits:
             told = _("Fits, and is as fast as anything that does, within 1%")
-        texts.append(f"{told}: [bold]{choice.words}[/bold]")
+        texts.append(f"{told}: [bold]{choice.told}[/bold]")
         if given.fits:
             texts.append(_("What follows is about that."))
         if not config.auto_fit:

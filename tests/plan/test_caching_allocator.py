@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onecard.plan.caching_allocator import MIB, Block, CachingAllocator
+from onecard.plan.caching_allocator import MIB, Block, CachingAllocator, RanOutError
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,24 @@ def test_books_balance(events: list[tuple[bool, int]]) -> None:
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     heap.give_back(*held)
     assert heap.allocated == 0 and not heap.alive
+
+
+def test_what_is_told_of_the_end_is_the_segment_as_pytorch_tells_it() -> None:
+    heap = CachingAllocator(limit=30 * MIB)
+    heap.take("large", 21 * MIB)
+    with pytest.raises(RanOutError) as error:
+        heap.take("small", 3 * MIB)
+    assert (error.value.tried, error.value.tensor) == (20 * MIB, 3 * MIB)
+    assert heap.retries == 1
+
+
+def test_free_segments_go_back_and_used_ones_stay() -> None:
+    heap = CachingAllocator(limit=100 * MIB)
+    whole, cut = heap.take("whole", 30 * MIB), heap.take("cut", 40 * MIB)
+    heap.give_back(whole, cut)
+    kept = heap.take("kept", 20 * MIB)  # cut from the 30
+    assert heap.reserved == 70 * MIB
+    heap.take("new", 50 * MIB)  # for which the 40 have to go; the 30 cannot
+    assert (heap.reserved, heap.retries) == (80 * MIB, 1)
+    heap.give_back(kept)
+    assert heap.peak_reserved == 80 * MIB

@@ -97,6 +97,15 @@ def test_free_memory_in_pieces_does_not_help() -> None:
     assert confined.ran_out is not None and confined.in_pieces and confined.retries > 0
 
 
+def test_what_ends_only_after_many_micro_batches_has_not_run() -> None:
+    """Three steps of three micro-batches get through; what lies where settles later."""
+    small, memory = GPT2Shape(4, 4, 256, 65, 512, False), 416_350_702
+    step = CompiledStep(small, 12, half=True, dropout=False, limit=memory)
+    step.run(3, 3)
+    assert step.heap.retries > 0
+    assert nanogpt_confined(small, 12, memory).ran_out is not None
+
+
 def test_emptying_the_cache_may_be_enough() -> None:
     small = replace(NOTES, n_layer=6, n_embd=384)
     memory = int(7.02 * GIB)

@@ -62,13 +62,19 @@ def test_a_step_that_cannot_be_said_in_flags_is_said_in_words(capsys: pytest.Cap
     assert 35 % json.loads(capsys.readouterr().out)["settings"]["micro_batch"] == 0
 
 
-@pytest.mark.parametrize("words", [[], ["--batch_size=9", "--gradient_accumulation_steps=7"], NOTES])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["--batch_size=9", "--gradient_accumulation_steps=7"], NOTES,
+        ["--block_size=500", "--batch_size=12", "--gradient_accumulation_steps=1"],
+    ],
+)  # fmt: skip
 def test_the_largest_and_the_longest_keep_the_tokens_of_a_step(words: list[str]) -> None:
     words = [*words, "--max_iters=100", "--vocab_size=50304"]
     found = asked(words)
-    rows = [*largest_models(found), *longest_blocks(found)]
-    assert rows
-    for row in rows:
+    longest = longest_blocks(found)
+    assert longest and longest[0].choice.question.shape.block_size >= config(words).block_size
+    for row in (*largest_models(found), *longest):
         pasted = load_config(RunConfig, [*words, *flags_of(row.choice).split()])
         assert pasted.tokens_per_step == config(words).tokens_per_step
 
@@ -143,6 +149,41 @@ def test_a_run_is_planned_by_its_folder(capsys: pytest.CaptureFixture[str]) -> N
         answer = json.loads(capsys.readouterr().out)
         assert answer["model"]["max_iters"] == 70
         assert answer["model"]["parameters"] < 1_000_000
+
+
+def test_the_run_in_the_usual_folder_is_the_one_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """As train would, and said, since nobody named it."""
+    from onecard.run.directory import RunDirectory
+
+    Path("out").mkdir()
+    RunDirectory("out").write_config(load_config(RunConfig, [*SMALL, "--max_iters=70"]))
+    _, out, err = told(capsys)
+    assert "2 × 64" in out and "the run in out goes on" in err
+    _, out, err = told(capsys, "--fresh")
+    assert "12 × 768" in out and "goes on" not in err
+
+
+def test_only_a_config_word_is_a_folder_and_only_one(capsys: pytest.CaptureFixture[str]) -> None:
+    from onecard.run.directory import RunDirectory
+
+    for name in ("mk", "two"):
+        Path(name).mkdir()
+        RunDirectory(name).write_config(load_config(RunConfig, [*SMALL, "--max_iters=70"]))
+    code, out, _ = told(capsys, "--currency", "mk", "--max_iters=10")
+    assert code == 0 and "12 × 768" in out and " mk a kWh" in out
+    code, _, err = told(capsys, "mk", "two")
+    assert code == 2 and "one run" in err
+
+
+def test_a_run_of_a_later_version_is_planned_by_what_is_known_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("later").mkdir()
+    saved = {"n_layer": 2, "n_head": 2, "n_embd": 64, "max_iters": 70, "newknob": 3}
+    content = {"schema": 1, "values": saved, "set_by_user": dict.fromkeys(saved, "the command line")}
+    Path("later/config.json").write_text(json.dumps(content))
+    code, out, _ = told(capsys, "later")
+    assert code == 0 and "2 × 64" in out
 
 
 def test_a_folder_that_is_no_run_is_no_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,16 +275,46 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
     process.stderr.close()
 
 
-def test_shards_are_counted_together(capsys: pytest.CaptureFixture[str]) -> None:
-    write_tokens("openwebtext", 10_000_000)
+@pytest.mark.parametrize("vocabulary", [50304, 100_000])
+def test_shards_are_counted_as_they_are_read(vocabulary: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """16 bits a token behind a head of 1,024 bytes, whatever the model's vocabulary."""
     folder = Path("data/openwebtext")
-    (folder / "train.bin").rename(folder / "web_train_000001.bin")
-    np.zeros(5_000_000, dtype=np.uint16).tofile(folder / "web_train_000002.bin")
-    main(["plan", *NOTES, "--gpu=RTX 4070", "--json"])
+    folder.mkdir(parents=True)
+    for number, count in enumerate((10_000_000, 5_000_000)):
+        np.zeros(512 + count, dtype=np.uint16).tofile(folder / f"web_train_{number:06}.bin")
+    main(["plan", *NOTES, f"--vocab_size={vocabulary}", "--gpu=RTX 4070", "--json"])
     assert json.loads(capsys.readouterr().out)["disk"]["data_tokens"] == 15_000_000
+
+
+def test_tokens_are_as_wide_as_the_data_says(capsys: pytest.CaptureFixture[str]) -> None:
+    write_tokens("openwebtext", 10_000_000)
+    Path("data/openwebtext/meta.json").write_text('{"dtype": "uint32"}')
+    main(["plan", *NOTES, "--gpu=RTX 4070", "--json"])
+    assert json.loads(capsys.readouterr().out)["disk"]["data_tokens"] == 5_000_000
 
 
 @pytest.mark.parametrize("more", [[], ["--compare", "--stages"], ["--largest"], ["--as=nanogpt"]])
 def test_no_line_ends_in_spaces(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = told(capsys, *NOTES, *more)
     assert out and not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+@pytest.mark.parametrize("language", ["en", "de", "es"])
+def test_weights_alone_are_too_much_for_nanogpt(
+    language: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONECARD_LANG", language)
+    words = ["--as=nanogpt", "--n_layer=48", "--n_embd=6400", "--n_head=25", "--max_iters=100"]
+    code, out, _ = told(capsys, *words)
+    moment = {"en": "loading the model", "de": "Laden des Modells", "es": "carga del modelo"}[language]
+    assert code == 1 and f"({moment})" in out and "MIME" not in out
+
+
+def test_uneven_splits_are_english_in_a_run_and_the_readers_in_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ONECARD_LANG", "de")
+    words = ["--batch_size=7", "--gradient_accumulation_steps=5", "--max_iters=100", "--vocab_size=50304"]
+    choice = asked(words, gib=3.0).choice
+    assert choice is not None and choice.last_micro_batch
+    assert "(micro-batches of 4, the last of 3)" in choice.words and "der letzte von 3" in choice.told
