@@ -269,7 +269,7 @@ def told_at_start(fit: Fit) -> list[str]:
             f"running with {fit.choice.words}: the same step, {gain:.0%} faster by prediction, {there} GiB "
             f"of {have} instead of {need} (auto_fit=False runs it as it stands)"
         ]
-    told = [f"as it stands it needs {need} of {have}: running with {setting.words()} instead ({there} GiB)"]
+    told = [f"as it stands it needs {need} of {have}: running with {fit.choice.words} instead ({there} GiB)"]
     if not setting.exact and given.setting.exact:
         told.append("nothing exact fits: this is low-bit training (bf16 masters, int8 states)")
     return told
@@ -319,7 +319,7 @@ def _cannot_fit(question: Question, nearest: Choice) -> UserError:
             return UserError(
                 f"with {said} it cannot fit",
                 _shortage(nearest),
-                f"without: {found.setting.words()}, {_pace(found)}",
+                f"without: {found.words}, {_pace(found)}",
                 exit_code=1,
             )
     return UserError(

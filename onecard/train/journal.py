@@ -77,7 +77,7 @@ class Journal:
         if run.device.startswith("cuda"):
             choice = run.fit.choice
             need, there = choice.bill.process / 2**30, choice.question.allowed / 2**30
-            self.display.say(f"memory: {need:.2f} GiB expected of {there:.2f}, with {choice.setting.words()}")
+            self.display.say(f"memory: {need:.2f} GiB expected of {there:.2f}, with {choice.words}")
         if run.position.is_finished(config):
             self.summary.was_finished = True
         elif run.model.compiled:

@@ -134,7 +134,7 @@ class Summary:
                 lines.append(f"  ... {len(self.changes) - len(shown)} before")
             lines += [f"  step {step:,}: {text}" for step, text in shown]
             lines.append(
-                f"  in the end: {self._run.fit.setting.words()}; {values['graphs_compiled']} graphs compiled"
+                f"  in the end: {self._run.fit.choice.words}; {values['graphs_compiled']} graphs compiled"
             )
         return lines
 
