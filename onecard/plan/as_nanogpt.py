@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
@@ -16,7 +15,7 @@ from onecard.plan.bill import CONTEXT
 from onecard.plan.cost import Cost, cost_of
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.nanogpt import Confined, NanoGPTBill, nanogpt_bill, nanogpt_confined
+from onecard.plan.nanogpt import Confined, NanoGPTBill, nanogpt_bill
 from onecard.plan.nanogpt_speed import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     CHECKPOINT_PASSES,
@@ -114,19 +113,17 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
         raise UserError(_("nanoGPT does not have {arch}").format(arch=shape.arch), hint="--arch=gpt2")
     rows: list[Priced] = []
     for compiled in (True, False):
-        named: dict[str, Any] = {
-            "dtype": question.dtype, "compiled": compiled, "dropout": config.dropout,
-            "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        }  # fmt: skip
         step = None
         if question.rates is not None:
             step = nanogpt_step_time(
                 shape, config.batch_size, config.sequences_per_step, question.rates, compiled=compiled,
                 dtype=question.dtype,
             )  # fmt: skip
-        bill = nanogpt_bill(shape, config.batch_size, **named)
-        confined = nanogpt_confined(shape, config.batch_size, target.allowed - CONTEXT, **named)
-        rows.append(Priced(compiled, bill, confined, step))
+        bill = nanogpt_bill(
+            shape, config.batch_size, dtype=question.dtype, compiled=compiled, dropout=config.dropout,
+            gradient_accumulation_steps=config.gradient_accumulation_steps,
+        )  # fmt: skip
+        rows.append(Priced(compiled, bill, bill.within(target.allowed - CONTEXT), step))
     asked, other = sorted(rows, key=lambda row: row.compiled != config.compile)
     ours, _exact = chosen(question)
     if options.json:

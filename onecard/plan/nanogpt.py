@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from math import prod
@@ -43,9 +44,23 @@ DTYPES = ("bfloat16", "float16", "float32")
 # micro-batches of a step the first finds no gradients, the second does, the third finds what it left.
 STEPS = 3
 MICRO_BATCHES = 3
-# Where memory is short, what lies where settles later: of 147 that ran so far, 16 ended within as many more.
+# Where memory is short, what lies where settles later: a few that get so far still end.
 SHORT_STEPS = 8
 SHORT_MICRO_BATCHES = 12
+
+
+@dataclass(frozen=True)
+class Confined:
+    """Steps with so much memory for PyTorch: where they end, or how often its cache is emptied."""
+
+    memory: int
+    ran_out: RanOutError | None
+    retries: int
+
+    @property
+    def in_pieces(self) -> bool:
+        """There was room for what it tried to allocate, but not in one piece."""
+        return self.ran_out is not None and self.ran_out.allocated + self.ran_out.tensor <= self.memory
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,23 @@ class NanoGPTBill:
     allocated: int
     reserved: int  # what PyTorch takes from the card for it
     moment: str  # where in the step the peak is; English, a key
+    step: Callable[[float], Step] = field(compare=False, repr=False)  # the same in so many bytes
+    accumulation: int = field(compare=False, repr=False)
+
+    def within(self, memory: int) -> Confined:
+        """Does it run where PyTorch may take so many bytes?
+
+        Where tensors alone fit and their segments do not, PyTorch gives free segments back and tries again.
+        That does not help unless little is missing: most have a tensor in them that stays.
+        """
+        if self.reserved <= memory:
+            return Confined(memory, None, 0)
+        step = self.step(memory)
+        try:
+            step.run(SHORT_STEPS, min(self.accumulation, SHORT_MICRO_BATCHES))
+        except RanOutError as error:
+            return Confined(memory, error, step.heap.retries)
+        return Confined(memory, None, step.heap.retries)
 
 
 def nanogpt_bill(
@@ -72,57 +104,16 @@ def nanogpt_bill(
     bfloat16 by default: train.py's own choice on every card that has it.
     """
     _check(shape, batch_size, dtype, dropout, gradient_accumulation_steps)
-    step = _step(shape, batch_size, dtype, compiled, dropout)
-    heap = step.run(STEPS, min(gradient_accumulation_steps, MICRO_BATCHES))
-    return NanoGPTBill(_lines(heap), heap.peak_allocated, heap.peak_reserved, heap.peak_moment)
-
-
-@dataclass(frozen=True)
-class Confined:
-    """The same steps with so much memory for PyTorch: where they end, or how often its cache is emptied."""
-
-    memory: int
-    ran_out: RanOutError | None
-    retries: int
-
-    @property
-    def in_pieces(self) -> bool:
-        """There was room for what it tried to allocate, but not in one piece."""
-        return self.ran_out is not None and self.ran_out.allocated + self.ran_out.tensor <= self.memory
-
-
-def nanogpt_confined(
-    shape: GPT2Shape,
-    batch_size: int,
-    memory: int,
-    *,
-    dtype: str = "bfloat16",
-    compiled: bool = True,
-    dropout: float = 0.0,
-    gradient_accumulation_steps: int = 40,
-) -> Confined:
-    """Does it run where PyTorch may take so many bytes?
-
-    Where tensors alone fit and their segments do not, PyTorch gives free segments back and tries again. That
-    does not help unless little is missing: most have a tensor in them that stays.
-    """
-    _check(shape, batch_size, dtype, dropout, gradient_accumulation_steps)
-    for steps, micro_batches in ((STEPS, MICRO_BATCHES), (SHORT_STEPS, SHORT_MICRO_BATCHES)):
-        step = _step(shape, batch_size, dtype, compiled, dropout, memory)
-        try:
-            step.run(steps, min(gradient_accumulation_steps, micro_batches))
-        except RanOutError as error:
-            return Confined(memory, error, step.heap.retries)
-        if not step.heap.retries:
-            break
-    return Confined(memory, None, step.heap.retries)
-
-
-def _step(
-    shape: GPT2Shape, batch_size: int, dtype: str, compiled: bool, dropout: float, limit: float = math.inf
-) -> Step:
     kind = CompiledStep if compiled else EagerStep
-    return kind(shape, batch_size, half=dtype != "float32", dropout=dropout > 0, limit=limit)
+
+    def step(limit: float) -> Step:
+        return kind(shape, batch_size, half=dtype != "float32", dropout=dropout > 0, limit=limit)
+
+    heap = step(math.inf).run(STEPS, min(gradient_accumulation_steps, MICRO_BATCHES))
+    return NanoGPTBill(
+        _lines(heap), heap.peak_allocated, heap.peak_reserved, heap.peak_moment, step,
+        gradient_accumulation_steps,
+    )  # fmt: skip
 
 
 def logits_bytes(shape: GPT2Shape, batch_size: int, bytes_per_value: int = 2) -> int:

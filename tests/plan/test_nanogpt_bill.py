@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onecard.errors import UserError
 from onecard.plan.caching_allocator import RanOutError
 from onecard.plan.lines import GIB, total
-from onecard.plan.nanogpt import logits_bytes, measured_peers, nanogpt_bill, nanogpt_confined
+from onecard.plan.nanogpt import logits_bytes, measured_peers, nanogpt_bill
 from onecard.plan.nanogpt_compiled import CompiledStep
 from onecard.plan.nanogpt_eager import EagerStep
 from onecard.shapes import GPT2Shape
@@ -38,7 +38,7 @@ def bill_of(row: dict[str, Any]) -> Any:
 
 
 def fits(shape: GPT2Shape, batch_size: int, **options: Any) -> bool:
-    return nanogpt_confined(shape, batch_size, CARD, **options).ran_out is None
+    return nanogpt_bill(shape, batch_size, **options).within(CARD).ran_out is None
 
 
 def name_of(row: dict[str, Any]) -> str:
@@ -75,7 +75,7 @@ def test_first_step_has_no_averages_yet(row: dict[str, Any]) -> None:
 def test_run_under_a_cap(row: dict[str, Any]) -> None:
     """Where it ends is what PyTorch's error told, and what had been taken up to there."""
     cap = int(row["cap"] * GIB)
-    confined = nanogpt_confined(shape_of(row), row["batch_size"], cap, **options_of(row))
+    confined = bill_of(row).within(cap)
     assert (confined.ran_out is None) == row["fits"]
     if confined.ran_out is not None:
         assert bill_of(row).allocated > cap
@@ -93,7 +93,7 @@ def test_free_memory_in_pieces_does_not_help() -> None:
     small = replace(NOTES, n_embd=384)
     bill = nanogpt_bill(small, 12, compiled=False)
     assert bill.allocated < 0.9 * CARD < CARD < bill.reserved
-    confined = nanogpt_confined(small, 12, CARD, compiled=False)
+    confined = bill.within(CARD)
     assert confined.ran_out is not None and confined.in_pieces and confined.retries > 0
 
 
@@ -103,14 +103,14 @@ def test_what_ends_only_after_many_micro_batches_has_not_run() -> None:
     step = CompiledStep(small, 12, half=True, dropout=False, limit=memory)
     step.run(3, 3)
     assert step.heap.retries > 0
-    assert nanogpt_confined(small, 12, memory).ran_out is not None
+    assert nanogpt_bill(small, 12).within(memory).ran_out is not None
 
 
 def test_emptying_the_cache_may_be_enough() -> None:
     small = replace(NOTES, n_layer=6, n_embd=384)
     memory = int(7.02 * GIB)
     assert nanogpt_bill(small, 7, compiled=False).reserved > memory
-    confined = nanogpt_confined(small, 7, memory, compiled=False)
+    confined = nanogpt_bill(small, 7, compiled=False).within(memory)
     assert confined.ran_out is None and confined.retries > 0 and not confined.in_pieces
 
 
@@ -206,9 +206,11 @@ def test_what_is_reserved_is_enough_and_less_than_its_tensors_is_not(
 ) -> None:
     bill = nanogpt_bill(shape, batch_size, **options)
     memory = int(share * bill.reserved)
-    confined = nanogpt_confined(shape, batch_size, memory, **options)
+    confined = bill.within(memory)
     if memory >= bill.reserved:
         assert confined.ran_out is None and confined.retries == 0
+        played = bill.step(bill.reserved).run(3, min(options["gradient_accumulation_steps"], 3))
+        assert played.retries == 0
     if memory < bill.allocated:
         assert confined.ran_out is not None and confined.retries > 0
     if confined.ran_out is not None:
