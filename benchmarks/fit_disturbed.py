@@ -201,9 +201,8 @@ def inject(options: argparse.Namespace, kind: str) -> Row:
     if injector is not None:
         row |= injector.told()
     if watched.update_costs:
-        later = watched.update_costs[2:]
         row["update_allocations"] = {
-            name: max(costs[i] for costs in later)
+            name: max(costs[i] for costs in watched.update_costs)
             for i, name in enumerate(("allocations", "bytes_above", "bytes_asked_of_the_driver"))
         }
     return row
@@ -254,7 +253,7 @@ def judge_inject(options: argparse.Namespace, rows: Rows, others: dict[str, Rows
         found.append(check("the same setting again after every error: weights at the end", wanted, text, ok))
     for name, what, keys in (
         ("quiet", "what an update allocates", ("allocations", "bytes_above", "bytes_asked_of_the_driver")),
-        (MUON, "Muon's update: its temporaries ask the driver for nothing after the first two",
+        (MUON, "Muon's update: its temporaries ask the driver for nothing, the first one's neither",
          ("bytes_asked_of_the_driver",)),
     ):  # fmt: skip
         if name in rows:

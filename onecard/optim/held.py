@@ -7,8 +7,8 @@
     working   what the model computes with: cast from the master once per step; the master itself where
               both have the same dtype and live on the card
 
-Everything is allocated at the beginning; an update allocates nothing to speak of, so that it cannot run
-out of memory half-way.
+Everything is allocated at the beginning. What an update takes in passing is little, and there before it
+begins (Optimizer.make_ready), so that it cannot run out of memory half-way.
 """
 
 from __future__ import annotations
@@ -151,6 +151,18 @@ class Held:
             for s in self.states.values()
         ]
         return self.total[here], self.master[here], states
+
+    def zeros(self, count: int) -> tuple[Tensor, Tensor, list[State]]:
+        """The same of nothing, on the card: to try an update out on."""
+
+        def some(like: Tensor, per: int = 1) -> Tensor:
+            return torch.zeros(count // per, dtype=like.dtype, device=self.device)
+
+        states = [
+            Int8State(some(s.codes), some(s.scales, BLOCK)) if isinstance(s, Int8State) else some(s)
+            for s in self.states.values()
+        ]
+        return torch.zeros(count, dtype=self.total_dtype, device=self.device), some(self.master), states
 
     @property
     def variances(self) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ matmuls in bf16; it need not be exact, and is not.
 
 A few at a time: one by one, the host needs longer to hand out the many small kernels than a fast card to
 compute them; a whole model stacked by shape, as others do it, needs two more copies of its matrices for the
-duration of a step. The room is taken once, so that a step allocates nothing to speak of.
+duration of a step. The room is taken once; what a step allocates beside it is a few numbers a row.
 
 Momentum may be fp32, bf16 or int8 in blocks; low-bit storage is rounded stochastically, as in lowbit.py.
 """
@@ -135,6 +135,10 @@ class Muon:
             self._ahead, self._apply = (
                 torch.compile(f, dynamic=False, fullgraph=True) for f in (ahead_, apply_)
             )
+
+    def take_workspace(self) -> None:
+        """cuBLAS takes one at its first product, and now and then it has been given back."""
+        torch.bmm(self._plain_scale, self._plain_scale)
 
     def step(
         self, matrix: Matrix, pieces: Sequence[Piece], variance: Tensor | None, hyper: MuonHyper, key: Tensor

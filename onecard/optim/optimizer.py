@@ -18,6 +18,10 @@ from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rules
 from onecard.optim.saved import State, export_moment, import_moment
 from onecard.plan.host import EAGER_PIECE
 from onecard.plan.standing import BLOCK, per_element
+from onecard.plan.update import REHEARSED, adamw_temporaries, muon_temporaries
+
+# Up to a MiB the allocator takes from segments of their own; of vectors there are no more than so many bytes.
+_SMALL, _MOST_SMALL = 2**20, 2**22
 
 
 class Optimizer:
@@ -33,7 +37,7 @@ class Optimizer:
         seed: int = 0,
         compiled: bool = False,
     ) -> None:
-        self.seed, self.storage = seed, storage
+        self.seed, self.storage, self.device = seed, storage, device
         self.steps = 0  # updates made
         regions = split_regions({n: p.shape for n, p in parameters.items()}, layer_matrices, rules)
         if storage.offload != "none":
@@ -54,6 +58,8 @@ class Optimizer:
         self._key = torch.zeros((), dtype=torch.int32, device=device)
         self._first = torch.zeros((), dtype=torch.int64, device=device)
         self._muon = self._new_muon(device, compute, compiled)
+        self._temporaries = max((self._temporaries_of(held, compiled) for held in self._held), default=0)
+        self._rehearsed = not compiled
         self.load_weights(parameters)
 
     def _new_muon(self, device: str, compute: torch.dtype, compiled: bool) -> Muon | None:
@@ -67,6 +73,14 @@ class Optimizer:
         fast = compute == torch.bfloat16 and device.startswith("cuda")
         work = compute if fast else torch.promote_types(compute, torch.float32)
         return Muon(together, device, work, refined=refined.pop(), compiled=compiled)
+
+    def _temporaries_of(self, held: Held, compiled: bool) -> int:
+        kept = self.storage
+        if held.batches:
+            return max(
+                muon_temporaries(*b.matrix, len(b.slots), kept, compiled=compiled) for b in held.batches
+            )
+        return adamw_temporaries(held.region.size, kept, compiled=compiled) if held.low_bit else 0
 
     # --- what the model works with
     @property
@@ -95,6 +109,52 @@ class Optimizer:
     def clear(self) -> None:
         for held in self._held:
             held.clear()
+
+    # --- before an update
+    def rehearse(self) -> None:
+        """Every compiled kernel of an update once, on zeros of their own: what compiling and trying them out
+        takes is taken before the first update, which must not be broken off."""
+        if self._rehearsed:
+            return
+        for number in (*self._hyper, *self._muon_hyper):
+            number.fill_(1.0)
+        for held in self._held:
+            if held.batches:
+                self._rehearse_muon(held)
+            elif held.low_bit:
+                self._rehearse_adamw(held)
+        self._rehearsed = True
+
+    def _rehearse_muon(self, held: Held) -> None:
+        assert self._muon is not None
+        for batch in {(batch.matrix, len(batch.slots)): batch for batch in held.batches}.values():
+            grad, master, states = held.zeros(batch.matrix.place)
+            pieces = [Piece(grad, master, states[0], first) for first in batch.firsts]
+            variance = None if batch.variance is None else torch.zeros_like(batch.variance)
+            self._muon.step(batch.matrix, pieces, variance, self._muon_hyper, self._key)
+
+    def _rehearse_adamw(self, held: Held) -> None:
+        count = min(held.region.size, REHEARSED)
+        grad, master, states = held.zeros(count)
+        numbers = [_in_blocks(t) for t in (grad, master, *states)]
+        if count > BLOCK:
+            # Regions are far longer: compiled for any number of blocks.
+            for tensor in (t for n in numbers for t in (n if isinstance(n, Int8State) else (n,))):
+                torch._dynamo.mark_dynamic(tensor, 0)
+        self._low_bit_update(*numbers, self._hyper, self._key, self._first)
+
+    def make_ready(self) -> None:
+        """Memory for what an update takes in passing, from the driver into the allocator's hands: if there is
+        none it shows here, before anything has changed."""
+        if not self._temporaries or not self.device.startswith("cuda"):
+            return
+        if self._muon is not None:
+            self._muon.take_workspace()
+        sizes = [_SMALL] * (1 + min(self._temporaries, _MOST_SMALL) // _SMALL)
+        if self._temporaries > _SMALL:
+            sizes.append(self._temporaries)
+        room = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
+        del room  # all at a time; free again, and kept by the allocator for the update
 
     # --- the update
     def norm(self) -> Tensor:

@@ -101,8 +101,13 @@ def training_moments(
     if not setting.compile:
         return loss, backward
     tried = _compiled_temporaries(_TRIED_OUT, shape, setting, dtype, tokens)
-    cache = Line("a buffer to clear the cache with", l2_bytes, "the L2 cache of the largest such card")
+    cache = buffer_to_clear_with(l2_bytes)
     return loss, backward, Moment(TRYING_OUT, (kept_of_each_kind, *always, incoming, tried, *more, cache))
+
+
+def buffer_to_clear_with(l2_bytes: int) -> Line:
+    """Between two tries of a kernel."""
+    return Line("a buffer to clear the cache with", l2_bytes, "the L2 cache of the largest such card")
 
 
 def _kept(shape: Shape, each: int, tokens: int, layers: int) -> Line:

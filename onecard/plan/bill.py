@@ -22,6 +22,7 @@ from onecard.plan.activations import (
 from onecard.plan.lines import GIB, Line, total
 from onecard.plan.settings import Setting
 from onecard.plan.standing import SIZES, Standing, standing
+from onecard.plan.update import update_moments
 from onecard.shapes import Nanochat2026Shape, Shape
 
 MIB = 2**20
@@ -218,6 +219,7 @@ def training_bill(
     # An H200's driver says 60 MiB where its figures say 50.
     l2 = _L2.get(compute_capability or (9, 0), l2_bytes or _USUAL_L2)
     moments = [*training_moments(shape, setting, dtype, dropout=dropout, l2_bytes=l2)]
+    moments += update_moments(shape, setting, dtype, by_muon=by_muon, l2_bytes=l2)
     moments.append(
         evaluation_moment(shape, evaluation_sequences or setting.micro_batch, setting.loss_chunk, dtype)
     )

@@ -29,7 +29,7 @@ _COLOURS = ("cyan", "blue", "magenta", "yellow", "green", "red", "white", "brigh
 _GROUPS = (
     ("weights", ("weights",)),
     ("gradients", ("gradients", "a matrix's gradient")),
-    ("optimizer", ("optimizer", "Muon", "visitors")),
+    ("optimizer", ("optimizer", "Muon", "visitors", "the update", "zeros")),
     (
         "activations",
         ("kept", "gradient", "a layer", "attention", "last hidden", "tokens", "rotary", "keys", "reading"),
@@ -55,10 +55,11 @@ def names_to_translate() -> list[str]:
         _("keys and values"), _("reading the prompt"), _("logits of the next token"), _("matmul workspaces"),
         _("allocator's slack"), _("CUDA itself"), _("the recorded graph"), _("the model while it is built"),
         _("states while a checkpoint is read"), _("torch and the data on their way"),
+        _("the update's temporaries"), _("zeros to try the update out on"),
     ]  # fmt: skip
     moments = [
         _("loss"), _("backward pass of a layer"), _("kernels being tried out"), _("evaluation"),
-        _("evaluation's loss"), _("sampling"),
+        _("evaluation's loss"), _("sampling"), _("update"),
     ]  # fmt: skip
     groups = [_("weights"), _("optimizer"), _("activations"), _("logits"), _("libraries")]
     ways = [

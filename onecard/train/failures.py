@@ -75,7 +75,7 @@ def explained(error: Exception, run: Run, saved_step: int) -> Exception:
 
 
 def _broken_off(error: Exception, run: Run, saved_step: int) -> UserError:
-    """AdamW's allocates nothing; Muon's does, and compiles in the first step."""
+    """Not for want of memory, as far as that can be foreseen: it is taken before an update begins."""
     kept, again = _what_is_left(run, saved_step)
     return UserError(
         f"the update of step {run.position.step:,} was broken off: {first_line(error)}",

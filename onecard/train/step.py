@@ -144,18 +144,19 @@ class Stepper:
         `sizes`: all that a step's micro-batches have, in sequences.
 
         The compiler tries kernels out where they are first called, with a buffer as large as the card's
-        second cache and copies of what a kernel overwrites: in a real pass amid all that layers have kept.
+        second cache and copies of what a kernel overwrites: in a real pass amid all that layers have kept, in
+        an update when some weights have changed and others have not.
         """
         self._rehearsed = True
-        if not self.model.compiled:
-            return
-        scale = torch.zeros((), dtype=self._accurate, device=self.device)
-        layers, block = self.model.one_of_each_kind(), self.model.shape.block_size
-        for sequences in sizes:
-            tokens_BT = torch.zeros((sequences, block), dtype=torch.int64, device=self.device)
-            self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers=layers)
-            del tokens_BT
-        self._clear()
+        if self.model.compiled:
+            scale = torch.zeros((), dtype=self._accurate, device=self.device)
+            layers, block = self.model.one_of_each_kind(), self.model.shape.block_size
+            for sequences in sizes:
+                tokens_BT = torch.zeros((sequences, block), dtype=torch.int64, device=self.device)
+                self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers=layers)
+                del tokens_BT
+            self._clear()
+        self.optimizer.rehearse()
         give_back()  # what it leaves behind would lie amid the room of real micro-batches
 
     def run(
@@ -228,6 +229,7 @@ class Stepper:
         if self.grad_clip:
             grad_scale *= ((grad_norm + 1e-6) / self.grad_clip).clamp(min=1.0)
         if self.loss_scale.survives(grad_norm):
+            self.optimizer.make_ready()
             self.updating = True
             self.optimizer.update(rates, grad_scale)
         self._clear()  # part of it: with these gradients it must not be done again

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Size, Tensor
 
+from onecard.model.compiling import graphs_compiled
 from onecard.optim.held import Storage
 from onecard.optim.lowbit import BLOCK, Int8State
 from onecard.optim.muon import Matrix, Momentum, Muon, MuonHyper, Piece
 from onecard.optim.optimizer import Optimizer
-from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
+from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule, adamw_for_all
 
 pytestmark = [
     pytest.mark.gpu,
@@ -130,3 +131,47 @@ def test_low_bits_follow(place: str) -> None:
     for name in LAYERS:
         moved = (exact[name] - random(*SHAPES[name], seed=len(name))).norm()
         assert (low[name] - exact[name]).norm() < 0.3 * moved, name
+
+
+WIDE = {name: tuple(8 * side for side in shape) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("muon", [True, False])
+@pytest.mark.parametrize(
+    "storage",
+    [Storage(), Storage("fp32", "int8"), Storage("bf16", "int8"), Storage("bf16", "int8", "optimizer"),
+     Storage(offload="gradients")],
+    ids=str,
+)  # fmt: skip
+def test_the_first_update_asks_the_driver_for_nothing(storage: Storage, muon: bool, compiled: bool) -> None:
+    """All kernels are there, and the memory it takes in passing: from the first one on it cannot run out."""
+    parameters = {name: random(*shape, seed=len(name)) for name, shape in WIDE.items()}
+    optimizer = Optimizer(
+        parameters, layer_matrices=LAYERS, rules=rules if muon else adamw_for_all((0.9, 0.95), 0.1),
+        device="cuda", compute=torch.bfloat16, storage=storage, seed=5, compiled=compiled,
+    )  # fmt: skip
+    optimizer.rehearse()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    visitor = optimizer.layer_totals
+    for layer in reversed(range(5)):
+        if visitor is not None:
+            visitor.begin(layer)
+        for name in (n for n in WIDE if f".h.{layer}." in n):
+            optimizer.totals[name].add_(1e-3)
+        if visitor is not None:
+            visitor.end(layer)
+    scale = torch.tensor(2.0, device="cuda")
+    optimizer.make_ready()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()
+    graphs = graphs_compiled()
+    optimizer.update(Rates(1.0, momentum=0.9), scale)
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_stats()
+    taken = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
+    assert graphs_compiled() == graphs
+    assert after["reserved_bytes.all.peak"] == before["reserved_bytes.all.current"]
+    assert taken <= optimizer._temporaries

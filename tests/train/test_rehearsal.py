@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import MemoryTokens
-from torch import Tensor
+from torch import Size, Tensor
 
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.model.compiling import graphs_compiled
 from onecard.model.family import model_class
+from onecard.optim import regions as regions_module
 from onecard.optim.held import Storage
-from onecard.optim.rules import Rates
+from onecard.optim.optimizer import Optimizer
+from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule, Rules, adamw_for_all
 from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
 from onecard.train import step as step_module
 from onecard.train.step import Stepper
@@ -30,7 +33,24 @@ SHAPES = {
 }
 
 
-def stepper_of(family: str, recompute: str = "none", dropout: float = 0.0, **storage: Any) -> Stepper:
+def by_muon(refined: bool) -> Rules:
+    """Matrices of layers, embeddings apart."""
+
+    def rule(name: str, shape: Size) -> Rule:
+        matrix = len(shape) == 2 and ".h." in name
+        return MuonRule(0.1, 0.1, refined) if matrix else AdamWRule((0.8, 0.95), lr=0.1)
+
+    return rule
+
+
+def stepper_of(
+    family: str,
+    recompute: str = "none",
+    dropout: float = 0.0,
+    rules: Rules = adamw_for_all((0.9, 0.95), 0.1),  # noqa: B008 - a constant
+    compiled: bool = False,
+    **storage: Any,
+) -> Stepper:
     shape = SHAPES[family]
     model = model_class(shape).initialised(shape, 3)
     model.recompute = recompute
@@ -41,8 +61,10 @@ def stepper_of(family: str, recompute: str = "none", dropout: float = 0.0, **sto
         dtype="float32",
         dropout=dropout,
         grad_clip=1.0,
+        rules=rules,
         storage=Storage(**storage),
         seed=5,
+        compiled=compiled,
     )
 
 
@@ -169,3 +191,80 @@ def test_a_micro_batch_has_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch
         stepper.release()
         weights_after(stepper, steps=1)
         assert happened == ["workspaces", "room", *2 * ["micro-batch"]]
+
+
+UPDATES: dict[str, tuple[str, Rules, dict[str, Any]]] = {
+    "muon": ("2025", by_muon(refined=False), {}),
+    "refined": ("2026", by_muon(refined=True), {}),
+    "muon from the host": ("2026", by_muon(refined=True), {"offload": "optimizer"}),
+    "muon in few bits": ("2025", by_muon(refined=False), {"master_weights": "bf16", "optim_states": "int8"}),
+    "adamw in few bits": ("gpt2", adamw_for_all((0.9, 0.95), 0.1), {"optim_states": "int8"}),
+    "and from the host": (
+        "gpt2", adamw_for_all((0.9, 0.95), 0.1),
+        {"master_weights": "bf16", "optim_states": "int8", "offload": "gradients"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_so_are_the_kernels_of_the_update(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled before the first one begins, on zeros of their own: weights and moments are the same bits."""
+    family, rules, storage = UPDATES[kind]
+    plain_compile, plain_update = torch.compile, Optimizer.update
+    monkeypatch.setattr(torch, "compile", partial(plain_compile, backend="eager"))
+    monkeypatch.setattr(regions_module, "PIECE", 2048)
+    compiled: list[int] = []
+
+    def update(optimizer: Optimizer, *arguments: Any) -> None:
+        before = graphs_compiled()
+        plain_update(optimizer, *arguments)
+        compiled.append(graphs_compiled() - before)
+
+    monkeypatch.setattr(Optimizer, "update", update)
+
+    def run() -> dict[str, Tensor]:
+        torch._dynamo.reset()
+        compiled.clear()
+        stepper = stepper_of(family, rules=rules, compiled=True, **storage)
+        weights = weights_after(stepper)
+        return weights | {f"state {n}": t.clone() for n, t in stepper.optimizer.export_state().items()}
+
+    found = run()
+    assert compiled == [0, 0, 0]
+    monkeypatch.setattr(Optimizer, "rehearse", lambda optimizer: None)
+    without = run()
+    assert compiled[0] > 0, "there was something to compile"
+    assert found.keys() == without.keys()
+    for name, tensor in without.items():
+        assert torch.equal(tensor, found[name]), name
+
+
+@pytest.mark.parametrize("kind", ["refined", "and from the host"])
+def test_an_update_that_would_run_out_does_so_before_it_begins(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, rules, storage = UPDATES[kind]
+    plain, failed = Optimizer.make_ready, list[int]()
+
+    def make_ready(optimizer: Optimizer) -> None:
+        if optimizer.steps == 1 and not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        plain(optimizer)
+
+    expected = weights_after(stepper_of(family, rules=rules, **storage), steps=2)
+    monkeypatch.setattr(Optimizer, "make_ready", make_ready)
+    stepper = stepper_of(family, rules=rules, **storage)
+    sequences = Sequences(MemoryTokens(3000), stepper.model.shape.block_size, seed=7)
+    position = sequences.start()
+    for _ in range(3):
+        with Prefetcher(sequences, position, step_sequences=8, micro_batch=4) as batches:
+            micros, after = batches.next_step()
+            try:
+                stepper.run(micros, Rates(1e-2))
+                position = after
+            except torch.OutOfMemoryError:
+                assert not stepper.updating, "the same step can be done again"
+    assert failed
+    for name, tensor in stepper.optimizer.export_weights().items():
+        assert torch.equal(tensor, expected[name]), name

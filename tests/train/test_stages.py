@@ -254,7 +254,7 @@ class PretendCard:
 def squeezed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The config as it stands needs a little more than there is at first; later there is plenty."""
     asked = config()
-    probe = Question(asked, asked.shape(61), "float32", ANY_CARD, 2**62, None, None)
+    probe = Question(asked, asked.shape(61), "float64", ANY_CARD, 2**62, None, None)
     need = probe.answer(setting_of(asked, probe.shape)).bill.need
     PretendCard(monkeypatch, start_gib=(need - 2000) / GIB, then_gib=60.0)
 

@@ -1,0 +1,104 @@
+"""What an update takes in passing, beside what stands on the card: temporaries, zeros to try it out on.
+
+In full precision AdamW's update is one kernel and takes nothing. Muon's makes a few numbers a row, and so
+does low-bit AdamW's where it is compiled; uncompiled, both make copies of what they work on. An update that
+runs out half-way leaves weights between two steps, so the trainer has all of this before it begins one
+(optim/optimizer.py), and its kernels are compiled on zeros of their own before the first.
+
+Copies without the compiler are counted by watching them come and go (tests/plan/test_update.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+from onecard.plan.activations import TRYING_OUT, Moment, buffer_to_clear_with
+from onecard.plan.host import EAGER_PIECE
+from onecard.plan.lines import Line
+from onecard.plan.settings import Setting
+from onecard.plan.standing import PIECE, SIZES, Kept, muon_batch, per_element
+from onecard.plan.tensors import ALIGN, groups_of
+from onecard.shapes import Shape
+
+# Uncompiled, bytes an element: of Muon by how it keeps its momentum, and where weights are rounded; of AdamW
+# in few bits.
+_MUON_COPIES = {"fp32": 17, "bf16": 27, "int8": 56}
+_ROUNDED_COPIES = 31
+_ADAMW_COPIES = {"fp32": 36, "bf16": 36, "int8": 65}
+# Of Muon: fp32 vectors as long as a row and a column of what is taken together, at a time.
+_VECTORS = 8
+# Of compiled low-bit AdamW: fp32 numbers a block of the moments' 256 elements, and then some.
+_FEW = 2**18
+UPDATE = "update"
+# Low-bit AdamW is tried out on so many elements: kernels for long buffers are chosen by them.
+REHEARSED = PIECE
+
+
+def muon_temporaries(
+    parts: int, rows: int, columns: int, together: int, kept: Kept, *, compiled: bool, wide: int = 4
+) -> int:
+    """Bytes at the most, of equal matrices taken together. Copies are made one matrix at a time."""
+    vectors = _VECTORS * wide * together * parts * (rows + columns)
+    if compiled:
+        return vectors
+    each = _MUON_COPIES[kept.optim_states]
+    if kept.master_weights == "bf16":
+        each = max(each, _ROUNDED_COPIES)
+    return vectors + each * _place(parts, rows, columns) * wide // 4
+
+
+def adamw_temporaries(elements: int, kept: Kept, *, compiled: bool) -> int:
+    """Bytes at the most, of low-bit AdamW on a region of so many elements."""
+    if compiled:
+        return _FEW
+    piece = EAGER_PIECE if kept.offload == "none" else PIECE  # what visits the card is not cut further
+    return _FEW + _ADAMW_COPIES[kept.optim_states] * min(elements, piece)
+
+
+def is_low_bit(kept: Kept) -> bool:
+    """AdamW's update of what is not a vector: bf16 is Muon's alone."""
+    return kept.master_weights == "bf16" or kept.optim_states == "int8"
+
+
+def update_moments(
+    shape: Shape, setting: Setting, dtype: str, *, by_muon: bool, l2_bytes: int
+) -> tuple[Moment, ...]:
+    """The update, and its kernels being tried out, where it takes anything."""
+    # A search asks for hundreds of settings, and most of them differ in what an update does not see.
+    alike = Setting(
+        1, 1, "none", setting.offload, setting.master_weights, setting.optim_states, setting.compile
+    )
+    temporaries, zeros = _update_bytes(shape, alike, dtype, by_muon)
+    if not temporaries:
+        return ()
+    passing = Line("the update's temporaries", temporaries, "numbers a row; uncompiled, copies of a matrix")
+    update = Moment(UPDATE, (passing,))
+    if not setting.compile:
+        return (update,)
+    scratch = Line("zeros to try the update out on", zeros, "a matrix, its gradient and its momentum")
+    return update, Moment(TRYING_OUT, (scratch, passing, buffer_to_clear_with(l2_bytes)))
+
+
+@lru_cache(maxsize=256)
+def _update_bytes(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> tuple[int, int]:
+    temporaries = zeros = 0
+    compiled, wide = setting.compile, max(4, SIZES[dtype])
+    for members in groups_of(shape):
+        kind, size = members[0].kind, sum(p.place for p in members)
+        each = per_element(kind, setting, dtype, by_muon=by_muon)
+        scratch = each.total + each.master + each.states
+        if by_muon and kind == "layers":
+            for matrix, count in Counter(p.matrix for p in members).items():
+                together = muon_batch(*matrix, count, setting)
+                taken = muon_temporaries(*matrix, together, setting, compiled=compiled, wide=wide)
+                temporaries = max(temporaries, taken)
+                zeros = max(zeros, int(scratch * _place(*matrix)))
+        elif kind != "vectors" and is_low_bit(setting):
+            temporaries = max(temporaries, adamw_temporaries(size, setting, compiled=compiled))
+            zeros = max(zeros, int(scratch * min(size, REHEARSED)))
+    return temporaries, zeros
+
+
+def _place(parts: int, rows: int, columns: int) -> int:
+    return -(-parts * rows * columns // ALIGN) * ALIGN

@@ -1,0 +1,105 @@
+"""What an update takes in passing, beside what it is seen to make."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from live_memory import LiveStorages
+from torch import Size, Tensor
+
+from onecard.optim.held import Storage
+from onecard.optim.lowbit import Int8State
+from onecard.optim.muon import Muon
+from onecard.optim.optimizer import Optimizer
+from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
+from onecard.plan.activations import TRYING_OUT
+from onecard.plan.bill import training_bill
+from onecard.plan.settings import Setting
+from onecard.plan.update import UPDATE, update_moments
+from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
+
+LAYER = {"attn.c_attn": (768, 256), "mlp.c_fc": (1024, 256), "mlp.c_proj": (256, 1024)}
+SHAPES = {
+    "transformer.wte.weight": (512, 256),
+    **{f"transformer.h.{i}.{name}.weight": shape for i in range(3) for name, shape in LAYER.items()},
+}
+LAYERS = {name for name in SHAPES if ".h." in name}
+
+
+def optimizer_of(storage: Storage, *, muon: bool, refined: bool) -> Optimizer:
+    def rule(name: str, shape: Size) -> Rule:
+        return MuonRule(0.1, 0.1, refined) if muon and name in LAYERS else AdamWRule((0.9, 0.95), lr=0.1)
+
+    generator = torch.Generator().manual_seed(0)
+    parameters = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    return Optimizer(
+        parameters, layer_matrices=LAYERS, rules=rule, device="cpu", compute=torch.float32, storage=storage
+    )
+
+
+def standing(optimizer: Optimizer) -> list[Tensor]:
+    found = [optimizer._count, optimizer._key, optimizer._first, *optimizer._hyper, *optimizer._muon_hyper]
+    for held in optimizer._held:
+        states = [t for s in held.states.values() for t in (s if isinstance(s, Int8State) else (s,))]
+        found += [held.total, held.master, held.working, *states]
+        found += [t for b in held.batches for t in (*b.firsts, b.variance) if t is not None]
+        if held.shuttle is not None:
+            found += [place for places in held.shuttle._places for place in places]
+    if isinstance(optimizer._muon, Muon):
+        muon = optimizer._muon
+        found += [muon._x, muon._y, muon._gram, muon._poly, muon._plain_scale]
+    return found
+
+
+@pytest.mark.parametrize("place", ["none", "optimizer"])
+@pytest.mark.parametrize("master", ["fp32", "bf16"])
+@pytest.mark.parametrize("states", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(("muon", "refined"), [(False, False), (True, False), (True, True)])
+def test_uncompiled_copies_are_counted(
+    muon: bool, refined: bool, states: str, master: str, place: str
+) -> None:
+    optimizer = optimizer_of(Storage(master, states, place), muon=muon, refined=refined)
+    for total in optimizer.totals.values():
+        total.add_(1.0)
+    scale = torch.tensor(2.0)
+    with LiveStorages([*standing(optimizer), scale]) as live:
+        optimizer.update(Rates(0.5, momentum=0.9), scale)
+    predicted = optimizer._temporaries
+    if not muon and master == "fp32" and states != "int8":
+        assert predicted == 0 and live.peak == 0, "AdamW in full precision takes nothing"
+    else:
+        assert 0.5 * predicted < live.peak <= predicted
+
+
+SHAPE = {
+    "gpt2": GPT2Shape(12, 12, 768, 50304, 1024, bias=False),
+    "2025": NanochatShape(12, 6, 768, 65536, 2048),
+    "2026": Nanochat2026Shape(12, 6, 768, 32768, 2048),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "setting", "muon", "moments"),
+    [("gpt2", Setting(1, 1024), False, []), ("gpt2", Setting(1, 1024, offload="optimizer"), False, []),
+     ("gpt2", Setting(1, 1024, optim_states="int8"), False, [UPDATE, TRYING_OUT]),
+     ("gpt2", Setting(1, 1024, optim_states="int8", compile=False), False, [UPDATE]),
+     ("2025", Setting(1, 1024), True, [UPDATE, TRYING_OUT]),
+     ("2026", Setting(1, 1024, compile=False), True, [UPDATE])],
+)  # fmt: skip
+def test_the_bill_has_it_where_there_is_any(
+    shape: str, setting: Setting, muon: bool, moments: list[str]
+) -> None:
+    found = update_moments(SHAPE[shape], setting, "bfloat16", by_muon=muon, l2_bytes=60 * 2**20)
+    assert [moment.name for moment in found] == moments
+    bill = training_bill(SHAPE[shape], setting, by_muon=muon)
+    names = [moment.name for moment in bill.moments]
+    assert names.count(UPDATE) == (UPDATE in moments)
+    assert names.count(TRYING_OUT) == (1 + (TRYING_OUT in moments) if setting.compile else 0)
+
+
+@pytest.mark.parametrize("shape", SHAPE.values(), ids=SHAPE)
+def test_it_is_never_what_a_usual_micro_batch_runs_out_by(shape: Shape) -> None:
+    """So all that was measured before it was counted stands."""
+    for setting in (Setting(1, 1024), Setting(1, 1024, "block", "gradients", "bf16", "int8")):
+        bill = training_bill(shape, setting, by_muon=shape.arch != "gpt2")
+        assert not any("update" in line.name for line in bill.tightest.lines)
