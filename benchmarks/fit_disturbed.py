@@ -308,7 +308,8 @@ def paused(options: argparse.Namespace) -> Row:
 
     without = used()
     words = words_of(options, "paused", steps, "--log_interval=1")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    paths = [str(Path(__file__).resolve().parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     environment |= {"OMP_NUM_THREADS": "1"} if options.tiny else {}
     program = ["-m", "onecard", "train"] if options.tiny else [str(Path(same_bits_file).resolve())]
     # Should this process be ended, it must not be left behind on the card.

@@ -121,6 +121,7 @@ class Muon:
         compiled: bool,
     ) -> None:
         together = list(together)
+        self.dtype = dtype
         self.refined, self.method = refined, "polar-express" if refined else "newton-schulz"
         longest = max(count * m.place for m, count in together)
         largest = max(count * m.parts * m.side**2 for m, count in together)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,10 +18,10 @@ from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rules
 from onecard.optim.saved import State, export_moment, import_moment
 from onecard.plan.host import EAGER_PIECE
 from onecard.plan.standing import BLOCK, per_element
-from onecard.plan.update import REHEARSED, adamw_temporaries, muon_temporaries
+from onecard.plan.update import REHEARSED, Temporaries, adamw_temporaries, muon_temporaries
 
-# Up to a MiB the allocator takes from segments of their own; of vectors there are no more than so many bytes.
-_SMALL, _MOST_SMALL = 2**20, 2**22
+# What is no larger the allocator takes from segments of their own.
+_SMALL = 2**20
 
 
 class Optimizer:
@@ -58,7 +58,9 @@ class Optimizer:
         self._key = torch.zeros((), dtype=torch.int32, device=device)
         self._first = torch.zeros((), dtype=torch.int64, device=device)
         self._muon = self._new_muon(device, compute, compiled)
-        self._temporaries = max((self._temporaries_of(held, compiled) for held in self._held), default=0)
+        every = [t for held in self._held for t in self._temporaries_of(held, compiled)]
+        # Of one batch at a time: each at its most.
+        self.temporaries = Temporaries(*(max(bytes_) for bytes_ in zip(*every, strict=True)))
         self._rehearsed = not compiled
         self.load_weights(parameters)
 
@@ -74,13 +76,16 @@ class Optimizer:
         work = compute if fast else torch.promote_types(compute, torch.float32)
         return Muon(together, device, work, refined=refined.pop(), compiled=compiled)
 
-    def _temporaries_of(self, held: Held, compiled: bool) -> int:
+    def _temporaries_of(self, held: Held, compiled: bool) -> Iterator[Temporaries]:
         kept = self.storage
-        if held.batches:
-            return max(
-                muon_temporaries(*b.matrix, len(b.slots), kept, compiled=compiled) for b in held.batches
-            )
-        return adamw_temporaries(held.region.size, kept, compiled=compiled) if held.low_bit else 0
+        if self._muon is not None:
+            size = self._muon.dtype.itemsize
+            for batch in held.batches:
+                yield muon_temporaries(
+                    *batch.matrix, len(batch.slots), kept, compiled=compiled, iterates_in=size
+                )
+        if held.low_bit and not held.batches:
+            yield adamw_temporaries(held.region.size, kept, compiled=compiled)
 
     # --- what the model works with
     @property
@@ -146,13 +151,12 @@ class Optimizer:
     def make_ready(self) -> None:
         """Memory for what an update takes in passing, from the driver into the allocator's hands: if there is
         none it shows here, before anything has changed."""
-        if not self._temporaries or not self.device.startswith("cuda"):
+        vectors, copies = self.temporaries
+        if not vectors or not self.device.startswith("cuda"):
             return
         if self._muon is not None:
             self._muon.take_workspace()
-        sizes = [_SMALL] * (1 + min(self._temporaries, _MOST_SMALL) // _SMALL)
-        if self._temporaries > _SMALL:
-            sizes.append(self._temporaries)
+        sizes = [_SMALL] * (1 + vectors // _SMALL) + [copies] * bool(copies)
         room = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
         del room  # all at a time; free again, and kept by the allocator for the update
 

@@ -83,6 +83,11 @@ def per_element(kind: str, kept: Kept, dtype: str, *, by_muon: bool) -> PerEleme
     )
 
 
+def muon_bytes(dtype: str) -> int:
+    """Of a number in Muon's iteration: in bf16 for bf16, else in full precision (fp16 would overflow)."""
+    return 2 if dtype == "bfloat16" else max(4, SIZES[dtype])
+
+
 def muon_batch(parts: int, rows: int, columns: int, count: int, kept: Kept) -> int:
     """How many of `count` equal matrices Muon takes together. Visitors from the host come one by one."""
     elements = parts * rows * columns
@@ -158,8 +163,7 @@ def _largest_layer(members: Sequence[Parameter]) -> int:
 
 def _muon_room(shape: Shape, setting: Setting, dtype: str, refined: bool) -> Line:
     """Two copies of what is taken together, two products of each with itself, and a variance per neuron."""
-    # bf16 iterates in bf16; anything else in full precision (fp16 would overflow).
-    each = 2 if dtype == "bfloat16" else max(4, SIZES[dtype])
+    each = muon_bytes(dtype)
     alike = Counter(p.matrix for p in parameters_of(shape) if p.kind == "layers")
     longest = products = variances = 0
     for (parts, rows, columns), count in alike.items():

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from typing import NamedTuple
 
 from onecard.plan.activations import TRYING_OUT, Moment, buffer_to_clear_with
 from onecard.plan.host import EAGER_PIECE
 from onecard.plan.lines import Line
 from onecard.plan.settings import Setting
-from onecard.plan.standing import PIECE, SIZES, Kept, muon_batch, per_element
+from onecard.plan.standing import PIECE, Kept, muon_batch, muon_bytes, per_element
 from onecard.plan.tensors import ALIGN, groups_of
 from onecard.shapes import Shape
 
@@ -26,8 +27,9 @@ from onecard.shapes import Shape
 _MUON_COPIES = {"fp32": 17, "bf16": 27, "int8": 56}
 _ROUNDED_COPIES = 31
 _ADAMW_COPIES = {"fp32": 36, "bf16": 36, "int8": 65}
-# Of Muon: fp32 vectors as long as a row and a column of what is taken together, at a time.
-_VECTORS = 8
+# Of Muon: fp32 vectors as long as a row and a column of what is taken together, at a time; and where it
+# iterates in bf16, bytes an element of that (an H200, torch 2.11: 96 MiB with 12.6M elements, 32 with 4.2M).
+_VECTORS, _NARROW_COPIES = 8, 8
 # Of compiled low-bit AdamW: fp32 numbers a block of the moments' 256 elements, and then some.
 _FEW = 2**18
 UPDATE = "update"
@@ -35,25 +37,36 @@ UPDATE = "update"
 REHEARSED = PIECE
 
 
+class Temporaries(NamedTuple):
+    """Bytes at the most, at a time."""
+
+    vectors: int = 0  # in small pieces
+    copies: int = 0  # in pieces as large as what is copied, or all in one
+
+
 def muon_temporaries(
-    parts: int, rows: int, columns: int, together: int, kept: Kept, *, compiled: bool, wide: int = 4
-) -> int:
-    """Bytes at the most, of equal matrices taken together. Copies are made one matrix at a time."""
+    parts: int, rows: int, columns: int, together: int, kept: Kept, *, compiled: bool, iterates_in: int
+) -> Temporaries:
+    """Of equal matrices taken together. Uncompiled, copies are made of one at a time.
+
+    `iterates_in`: bytes of a number in the iteration.
+    """
+    wide, place = max(4, iterates_in), _place(parts, rows, columns)
     vectors = _VECTORS * wide * together * parts * (rows + columns)
-    if compiled:
-        return vectors
-    each = _MUON_COPIES[kept.optim_states]
-    if kept.master_weights == "bf16":
-        each = max(each, _ROUNDED_COPIES)
-    return vectors + each * _place(parts, rows, columns) * wide // 4
+    copies = _NARROW_COPIES * together * place if iterates_in < 4 else 0
+    if not compiled:
+        each = _MUON_COPIES[kept.optim_states]
+        if kept.master_weights == "bf16":
+            each = max(each, _ROUNDED_COPIES)
+        copies = max(copies, each * place * wide // 4)
+    return Temporaries(vectors, copies)
 
 
-def adamw_temporaries(elements: int, kept: Kept, *, compiled: bool) -> int:
-    """Bytes at the most, of low-bit AdamW on a region of so many elements."""
-    if compiled:
-        return _FEW
+def adamw_temporaries(elements: int, kept: Kept, *, compiled: bool) -> Temporaries:
+    """Of low-bit AdamW on a region of so many elements."""
     piece = EAGER_PIECE if kept.offload == "none" else PIECE  # what visits the card is not cut further
-    return _FEW + _ADAMW_COPIES[kept.optim_states] * min(elements, piece)
+    copies = 0 if compiled else _ADAMW_COPIES[kept.optim_states] * min(elements, piece)
+    return Temporaries(_FEW, copies)
 
 
 def is_low_bit(kept: Kept) -> bool:
@@ -83,7 +96,7 @@ def update_moments(
 @lru_cache(maxsize=256)
 def _update_bytes(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> tuple[int, int]:
     temporaries = zeros = 0
-    compiled, wide = setting.compile, max(4, SIZES[dtype])
+    compiled, iterates_in = setting.compile, muon_bytes(dtype)
     for members in groups_of(shape):
         kind, size = members[0].kind, sum(p.place for p in members)
         each = per_element(kind, setting, dtype, by_muon=by_muon)
@@ -91,11 +104,13 @@ def _update_bytes(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> 
         if by_muon and kind == "layers":
             for matrix, count in Counter(p.matrix for p in members).items():
                 together = muon_batch(*matrix, count, setting)
-                taken = muon_temporaries(*matrix, together, setting, compiled=compiled, wide=wide)
-                temporaries = max(temporaries, taken)
+                taken = muon_temporaries(
+                    *matrix, together, setting, compiled=compiled, iterates_in=iterates_in
+                )
+                temporaries = max(temporaries, sum(taken))
                 zeros = max(zeros, int(scratch * _place(*matrix)))
         elif kind != "vectors" and is_low_bit(setting):
-            temporaries = max(temporaries, adamw_temporaries(size, setting, compiled=compiled))
+            temporaries = max(temporaries, sum(adamw_temporaries(size, setting, compiled=compiled)))
             zeros = max(zeros, int(scratch * min(size, REHEARSED)))
     return temporaries, zeros
 

@@ -17,7 +17,7 @@ from onecard.plan.search import chosen
 from onecard.train.fit import process_bytes
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-SWEPT = json.loads((BENCHMARKS / "results" / "2026-11-17-fit-part-4-h200.json").read_text())["rows"]["sweep"]
+SWEPT = json.loads((BENCHMARKS / "results" / "2026-11-18-fit-h200.json").read_text())["rows"]["sweep"]
 CONFIG = [
     "--n_layer=12", "--n_head=12", "--n_embd=768", "--block_size=1024", "--vocab_size=50304", "--bias=False",
     "--batch_size=16", "--gradient_accumulation_steps=4", "--max_iters=200",

@@ -330,17 +330,18 @@ def test_a_dropped_recording_gives_all_its_memory_back() -> None:
     for _ in range(2):  # plain
         replay(x)
     before = held()
-    found = []
+    found, most = [], 0
     try:
         for round_ in range(3):
             if round_ == 1:
-                # Everything the first recording needed, and hardly more.
-                most = before + found[0] + 2**26
+                # Everything there was with the first recording, matmul workspaces of plain passes too, and
+                # hardly more.
                 total = torch.cuda.mem_get_info()[1]
-                torch.cuda.set_per_process_memory_fraction(most / total)
+                torch.cuda.set_per_process_memory_fraction((most + 2**22) / total)
             replay._passes.clear()
             for _ in range(4):
                 replay(x)
+                most = max(most, torch.cuda.memory_reserved())
             assert replay.problem is None, replay.problem
             found.append(replay.held_bytes)
             replay.release()
