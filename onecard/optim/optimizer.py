@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from onecard.plan.host import EAGER_PIECE
 from onecard.plan.standing import BLOCK, per_element
 from onecard.plan.update import REHEARSED, Temporaries, adamw_temporaries, muon_temporaries
 
+# In few bits, elements at a time: beyond 2**31 the compiler would make another kernel.
+_COMPILED_PIECE = 2**30
 # What is no larger the allocator takes from segments of their own.
 _SMALL = 2**20
 
@@ -47,10 +49,10 @@ class Optimizer:
             check_host_memory(int(needed), "master weights and optimizer states")
         self._held = [Held(region, storage, device, compute) for region in regions]
         self._low_bit_update: Callable[..., None] = adamw_chunk_
-        self._piece: int | None = EAGER_PIECE
+        self._compiled, self._piece = compiled, EAGER_PIECE
         if compiled:
             self._low_bit_update = torch.compile(adamw_chunk_, dynamic=False, fullgraph=True)
-            self._piece = None  # one kernel, without copies: as much as there is
+            self._piece = _COMPILED_PIECE  # one kernel, without copies
         # Numbers that change from step to step, on the device so that they do not compile anew.
         self._hyper = Hyper(*torch.zeros(len(Hyper._fields), device=device).unbind())
         self._muon_hyper = MuonHyper(*torch.zeros(len(MuonHyper._fields), device=device).unbind())
@@ -61,7 +63,7 @@ class Optimizer:
         every = [t for held in self._held for t in self._temporaries_of(held, compiled)]
         # Of one batch at a time: each at its most.
         self.temporaries = Temporaries(*(max(bytes_) for bytes_ in zip(*every, strict=True)))
-        self._rehearsed = not compiled
+        self._rehearsed = False
         self.load_weights(parameters)
 
     def _new_muon(self, device: str, compute: torch.dtype, compiled: bool) -> Muon | None:
@@ -117,8 +119,8 @@ class Optimizer:
 
     # --- before an update
     def rehearse(self) -> None:
-        """Every compiled kernel of an update once, on zeros of their own: what compiling and trying them out
-        takes is taken before the first update, which must not be broken off."""
+        """Every kernel of an update once, on zeros of their own: what compiling and loading them takes is
+        taken before the first update, which must not be broken off."""
         if self._rehearsed:
             return
         for number in (*self._hyper, *self._muon_hyper):
@@ -126,7 +128,7 @@ class Optimizer:
         for held in self._held:
             if held.batches:
                 self._rehearse_muon(held)
-            elif held.low_bit:
+            else:
                 self._rehearse_adamw(held)
         self._rehearsed = True
 
@@ -137,16 +139,24 @@ class Optimizer:
             pieces = [Piece(grad, master, states[0], first) for first in batch.firsts]
             variance = None if batch.variance is None else torch.zeros_like(batch.variance)
             self._muon.step(batch.matrix, pieces, variance, self._muon_hyper, self._key)
+            del grad, master, states, pieces  # not two at a time
 
     def _rehearse_adamw(self, held: Held) -> None:
-        count = min(held.region.size, REHEARSED)
-        grad, master, states = held.zeros(count)
-        numbers = [_in_blocks(t) for t in (grad, master, *states)]
-        if count > BLOCK:
-            # Regions are far longer: compiled for any number of blocks.
-            for tensor in (t for n in numbers for t in (n if isinstance(n, Int8State) else (n,))):
-                torch._dynamo.mark_dynamic(tensor, 0)
-        self._low_bit_update(*numbers, self._hyper, self._key, self._first)
+        if not held.low_bit:
+            assert isinstance(held.region.rule, AdamWRule)
+            self._full_update(*held.zeros(BLOCK), held.region.rule, 1.0)
+            return
+        # Compiled for any number of blocks: whole regions are far longer than what it is tried out on. One
+        # block is a number of its own to the compiler.
+        counts = {min(count, REHEARSED) for _, count in self._spans_of(held)}
+        for count in {max(counts), *(counts & {BLOCK})}:
+            grad, master, states = held.zeros(count)
+            numbers = [_in_blocks(t) for t in (grad, master, *states)]
+            if count > BLOCK and self._compiled:
+                for tensor in (t for n in numbers for t in (n if isinstance(n, Int8State) else (n,))):
+                    torch._dynamo.mark_dynamic(tensor, 0)
+            self._low_bit_update(*numbers, self._hyper, self._key, self._first)
+            del grad, master, states, numbers
 
     def make_ready(self) -> None:
         """Memory for what an update takes in passing, from the driver into the allocator's hands: if there is
@@ -194,19 +204,32 @@ class Optimizer:
                 in_blocks = (_in_blocks(t) for t in (grad, master, *states))
                 self._low_bit_update(*in_blocks, self._hyper, self._key, self._first)
             else:
-                exp_avg, exp_avg_sq = states
-                assert isinstance(exp_avg, Tensor) and isinstance(exp_avg_sq, Tensor)
-                self._count.fill_(self.steps - 1)  # counted up inside
                 grad.div_(grad_scale)
-                fused_adamw(
-                    [master], [grad], [exp_avg], [exp_avg_sq], [], [self._count], fused=True,
-                    amsgrad=False, beta1=beta1, beta2=beta2, lr=rate * rule.lr,
-                    weight_decay=rule.weight_decay, eps=rule.epsilon, maximize=False,
-                )  # fmt: skip
+                self._full_update(grad, master, states, rule, rate)
 
+        self._over(held, self._spans_of(held), update)
+
+    def _full_update(
+        self, grad: Tensor, master: Tensor, states: list[State], rule: AdamWRule, rate: float
+    ) -> None:
+        """In full precision; gradients are divided already."""
+        exp_avg, exp_avg_sq = states
+        assert isinstance(exp_avg, Tensor) and isinstance(exp_avg_sq, Tensor)
+        self._count.fill_(self.steps - 1)  # counted up inside
+        beta1, beta2 = rule.betas
+        fused_adamw(
+            [master], [grad], [exp_avg], [exp_avg_sq], [], [self._count], fused=True, amsgrad=False,
+            beta1=beta1, beta2=beta2, lr=rate * rule.lr, weight_decay=rule.weight_decay, eps=rule.epsilon,
+            maximize=False,
+        )  # fmt: skip
+
+    def _spans_of(self, held: Held) -> Sequence[tuple[int, int]]:
+        """First and count of what AdamW takes at a time; pieces that visit the card are what they are."""
+        if held.shuttle is not None:
+            return held.shuttle.spans
         size = held.region.size
-        piece = self._piece if held.low_bit and self._piece else size
-        self._over(held, [(first, min(piece, size - first)) for first in range(0, size, piece)], update)
+        piece = self._piece if held.low_bit else size
+        return [(first, min(piece, size - first)) for first in range(0, size, piece)]
 
     def _update_by_muon(self, held: Held, rule: MuonRule, rates: Rates, grad_scale: Tensor) -> None:
         assert self._muon is not None
@@ -242,7 +265,7 @@ class Optimizer:
     def _over(
         self,
         held: Held,
-        spans: list[tuple[int, int]],
+        spans: Sequence[tuple[int, int]],
         update: Callable[[Tensor, Tensor, list[State], int], None],
     ) -> None:
         """The update on every piece, wherever it lives; the working copy follows."""

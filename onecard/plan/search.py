@@ -14,6 +14,7 @@ from onecard.plan.lines import total
 from onecard.plan.rates import ANY_CARD, Rates
 from onecard.plan.settings import OFFLOAD, RECOMPUTE, Setting, default_chunk, setting_of
 from onecard.plan.speed import StepTime, step_time
+from onecard.plan.update import update_bytes
 from onecard.shapes import Shape
 
 LOW_BIT = ("bf16", "int8")
@@ -70,9 +71,10 @@ class Choice:
 
     @cached_property
     def recording_bytes(self) -> int:
-        q = self.question
-        last = self.last_micro_batch
-        return graph_bytes(q.shape, self.setting, q.dtype, dropout=q.config.dropout, last=last)
+        """With what an update takes in passing: a recording keeps all its memory meanwhile."""
+        q, setting = self.question, self.setting
+        graph = graph_bytes(q.shape, setting, q.dtype, dropout=q.config.dropout, last=self.last_micro_batch)
+        return graph + update_bytes(q.shape, setting, q.dtype, by_muon=q.config.by_muon)
 
     @property
     def fits(self) -> bool:

@@ -78,19 +78,27 @@ def update_moments(
     shape: Shape, setting: Setting, dtype: str, *, by_muon: bool, l2_bytes: int
 ) -> tuple[Moment, ...]:
     """The update, and its kernels being tried out, where it takes anything."""
+    temporaries, zeros = _taken_and_tried(shape, setting, dtype, by_muon)
+    if not temporaries:
+        return ()
+    passing = Line("the update's temporaries", temporaries, "numbers a row; uncompiled, copies of a matrix")
+    scratch = Line("zeros to try the update out on", zeros, "a matrix, its gradient and its momentum")
+    if not setting.compile:
+        return (Moment(UPDATE, (scratch, passing)),)
+    return Moment(UPDATE, (passing,)), Moment(TRYING_OUT, (scratch, passing, buffer_to_clear_with(l2_bytes)))
+
+
+def update_bytes(shape: Shape, setting: Setting, dtype: str, *, by_muon: bool) -> int:
+    """What an update takes in passing."""
+    return _taken_and_tried(shape, setting, dtype, by_muon)[0]
+
+
+def _taken_and_tried(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> tuple[int, int]:
     # A search asks for hundreds of settings, and most of them differ in what an update does not see.
     alike = Setting(
         1, 1, "none", setting.offload, setting.master_weights, setting.optim_states, setting.compile
     )
-    temporaries, zeros = _update_bytes(shape, alike, dtype, by_muon)
-    if not temporaries:
-        return ()
-    passing = Line("the update's temporaries", temporaries, "numbers a row; uncompiled, copies of a matrix")
-    update = Moment(UPDATE, (passing,))
-    if not setting.compile:
-        return (update,)
-    scratch = Line("zeros to try the update out on", zeros, "a matrix, its gradient and its momentum")
-    return update, Moment(TRYING_OUT, (scratch, passing, buffer_to_clear_with(l2_bytes)))
+    return _update_bytes(shape, alike, dtype, by_muon)
 
 
 @lru_cache(maxsize=256)
@@ -111,7 +119,8 @@ def _update_bytes(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> 
                 zeros = max(zeros, int(scratch * _place(*matrix)))
         elif kind != "vectors" and is_low_bit(setting):
             temporaries = max(temporaries, sum(adamw_temporaries(size, setting, compiled=compiled)))
-            zeros = max(zeros, int(scratch * min(size, REHEARSED)))
+            piece = REHEARSED if compiled or setting.offload != "none" else EAGER_PIECE
+            zeros = max(zeros, int(scratch * min(size, piece)))
     return temporaries, zeros
 
 

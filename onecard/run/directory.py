@@ -44,6 +44,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.samples = self.path / "samples"
         self.nanogpt_checkpoint = self.path / "ckpt.pt"
+        self.paused = self.path / "paused"  # there while a job rests (pause.py)
 
     def holds_run(self) -> bool:
         return any(p.exists() for p in (self.config_path, self.checkpoints, self.nanogpt_checkpoint))
@@ -78,10 +79,13 @@ class RunDirectory:
                 time.sleep(_TRY_EVERY)
             return exclusive_lock(self.path / ".lock")
         except AlreadyLockedError:
+            hint = "wait for it, or choose another folder with --out_dir=FOLDER"
+            if self.paused.exists():
+                hint = f"it is paused, and goes on by: onecard train --out_dir={self.path} --resume-now"
             raise UserError(
                 f"another process is training in {self.path}",
                 "two runs in one folder would overwrite each other",
-                "wait for it, or choose another folder with --out_dir=FOLDER",
+                hint,
             ) from None
         except OSError as error:
             raise self._unusable(error) from None

@@ -170,7 +170,7 @@ def is_paused(directory: RunDirectory) -> bool:
 
 
 def _files(directory: RunDirectory) -> tuple[Path, Path, Path]:
-    return directory.path / "pause", directory.path / "paused", directory.path / "job.json"
+    return directory.path / "pause", directory.paused, directory.path / "job.json"
 
 
 def _word(directory: RunDirectory) -> tuple[str, str]:

@@ -129,8 +129,13 @@ class Fit:
         """Have settings run out?"""
         return bool(self._failed)
 
+    @property
+    def least_need(self) -> int:
+        """Bytes for tensors of the smallest setting there is."""
+        return min(self.question.answer(setting).bill.need for setting in self._settings)
+
     def progressed(self) -> None:
-        """A step or an evaluation got through."""
+        """A step got through, or there is memory again."""
         self._in_vain = 0
 
     def evaluate_less(self, step: int) -> bool:

@@ -134,7 +134,7 @@ class Journal:
         self.recorder.event("paused", step=self.run.position.step, left=left)
 
     def waits_for_memory(self, why: str) -> None:
-        """After a pause, while somebody else has the card's memory."""
+        """All is in host memory, because somebody else has the card's."""
         self.display.say(f"waiting for memory: {why}; going on as soon as there is room", "yellow")
         self.display.doing("waiting for memory")
         self.recorder.event("waits for memory", step=self.run.position.step, why=why)

@@ -120,8 +120,7 @@ class Training:
                     return True
                 if self.pause():
                     doing = "pause"
-                    self._settle()
-                    self.refit.pause(self.pause, self.stop, self._save_if_new)
+                    self.refit.pause(self.pause, self.stop, self._save_settled)
                     return self.stop()
                 if called_off:
                     continue  # for a pause that is no longer wished
@@ -134,9 +133,10 @@ class Training:
                 if not self._step(batches) or self.refit.climb():
                     return False
             except Exception as error:
-                if not self.refit.after(error, doing):
+                again = self.refit.after(error, doing)
+                if not again and not self.refit.wait(error, self.pause, self.stop, self._save_settled):
                     raise
-                return False
+                return self.stop()
 
     def _called_off(self) -> bool:
         """What is being done is not to be finished; the step will be done again, or never."""
@@ -261,7 +261,8 @@ class Training:
         self.saved_step = step
         self.journal.saved(step, path)
 
-    def _save_if_new(self) -> None:
+    def _save_settled(self) -> None:
+        self._settle()
         if self.position.step > max(self.saved_step, 0):
             self._save()
 

@@ -101,6 +101,21 @@ def cap_memory(
     return allocator, [told]
 
 
+def cap_again(device: str, limit_gib: float | None, reserve_gib: float | None) -> None:
+    """Amid a run: others have come or gone, and what may be taken is more or less than at the start.
+
+    Never less than stands on the card: a run that is to make do with less has to let go of something first.
+    """
+    if not device.startswith("cuda") or (limit_gib is None and reserve_gib is None):
+        return
+    index, total = _index(device), torch.cuda.mem_get_info(device)[1]
+    allocator = allocator_bytes(device, limit_gib, reserve_gib)
+    assert allocator is not None
+    share = min(1.0, max(allocator, torch.cuda.memory_allocated(device)) / total)
+    _own_caps[index] = (share, _share_from_outside(index))
+    torch.cuda.set_per_process_memory_fraction(share, index)
+
+
 def reserve_of(config: RunConfig, device: str) -> float | None:
     """GiB to leave free: the user's figure; some where the driver spills instead of failing; else none."""
     if config.vram_reserve is not None or not device.startswith("cuda") or not spilling_platform():

@@ -24,6 +24,7 @@ from onecard.train.engine import graphs_of, new_stepper, storage_of
 from onecard.train.journal import Journal
 from onecard.train.memory import (
     allocator_bytes,
+    cap_again,
     forget,
     is_out_of_memory,
     peak_memory_gib,
@@ -234,6 +235,7 @@ def _problem_with(run: Run, needs: float) -> str | None:
     Asked for beforehand: a run that takes what it can get fails at its first step instead, or makes the other
     program fail, and where the driver moves memory to the host nothing fails and all is slow.
     """
+    cap_again(run.device, run.config.vram_limit, reserve_of(run.config, run.device))
     free, setting, state = free_for_tensors(run), run.fit.setting, run.parked
     assert state is not None
     if free is not None and free < needs:

@@ -17,12 +17,14 @@ from onecard.errors import first_line
 from onecard.plan.lines import GIB
 from onecard.plan.search import Choice
 from onecard.plan.settings import Setting
+from onecard.plan.update import UPDATE
 from onecard.run.pause import PauseRequest
+from onecard.train.failures import DivergedError
 from onecard.train.fit import Fit
 from onecard.train.journal import Journal
 from onecard.train.memory import (
     allocator_retries,
-    cap_memory,
+    cap_again,
     forget,
     is_out_of_memory,
     measure_afresh,
@@ -43,7 +45,7 @@ from onecard.train.parking import (
 from onecard.train.start import Run
 from onecard.train.watch import SpeedWatch
 
-_OF_TRAINING = ("loss", "backward pass of a layer")  # moments that every step has
+_OF_TRAINING = ("loss", "backward pass of a layer", UPDATE)  # moments that every step has
 # Steps between looks at how much memory there is now, and seconds: small models step in milliseconds.
 _CLIMB_EVERY, _CLIMB_SECONDS = 32, 1.0
 # The speed of a setting counts from its ninth step on, and after as many as two such stretches.
@@ -101,7 +103,13 @@ class Refit:
 
     def after(self, error: BaseException, where: str) -> bool:
         """Ran out in `where`: is there another setting to try again with? It is in place then."""
-        again = self._deal_with(error, where)
+        try:
+            again = self._deal_with(error, where)
+        except Exception as another:
+            if not is_out_of_memory(another) or self.run.parked is None:
+                raise
+            forget(another)  # nothing could be put in place: all is in host memory, and may wait there
+            again = False
         # Every error is the end of a retry: they must not pass for a setting that fits too tightly.
         self._retries, self._tight = allocator_retries(self.run.device), 0
         return again
@@ -134,6 +142,7 @@ class Refit:
         before, peak = self.fit.choice, peak_memory_gib(run.device)
         forget(error)
         run.stepper.release()
+        self._cap_anew()  # what others have given back may be used, what they have taken is theirs
         if self.fit.down(step, free_for_tensors(run)) is None:
             return False
         self._stage = None
@@ -152,9 +161,25 @@ class Refit:
         )  # fmt: skip
         return True
 
+    def wait(
+        self, error: BaseException, wanted: PauseRequest, stop: Callable[[], bool], save: Callable[[], None]
+    ) -> bool:
+        """Nothing is small enough for what others have left of the card: the run waits in host memory until
+        they give some back, or it is to end. False: it is not others who have it, or the host has no room.
+        """
+        run = self.run
+        there, needs = free_for_tensors(run), self.fit.least_need
+        half_way = run.stepper is not None and run.stepper.updating
+        if not is_out_of_memory(error) or not self.fit.enabled or half_way or there is None or there >= needs:
+            return False
+        if run.parked is None and try_to_park(run) is not None:
+            return False
+        self._rest(wanted, stop, save, needs)
+        return True
+
     def pause(self, wanted: PauseRequest, stop: Callable[[], bool], save: Callable[[], None]) -> None:
         """The card is free until the wish is taken back and there is room again, or the run is to end."""
-        run, before, step = self.run, self.fit.choice, self.run.position.step
+        run = self.run
         needs = needed_by(run, measured=self.journal.session[0] > max(self._began_at, self._resumed_at))
         if (refused := try_to_park(run)) is not None:
             wanted.refused(refused)
@@ -165,14 +190,26 @@ class Refit:
         self.journal.paused(left)
         # A kill while paused then loses nothing, and the card is free already.
         wanted.says("paused", "it is writing a checkpoint")
+        self._rest(wanted, stop, save, needs)
+
+    def _rest(
+        self, wanted: PauseRequest, stop: Callable[[], bool], save: Callable[[], None], needs: float
+    ) -> None:
+        """Saved, and without the card until there is room and nobody wishes otherwise."""
+        run, before, step = self.run, self.fit.choice, self.run.position.step
         try:
             save()
+        except DivergedError:
+            raise
         except Exception as error:
             self.journal.save_failed(step, as_user_error(error, step))
-        wanted.says("paused")
+        if wanted.wished():
+            wanted.says("paused")
+        left = left_on_card(run.device)
         if not rest_until_taken_back(run, self.journal, wanted, stop, left, needs):
             return  # it is to end
         measure_afresh(run.device)
+        self.fit.progressed()
         self._resumed_at = self.journal.session[0]
         self.journal.going_on()
         if self.fit.setting != before.setting:
@@ -180,7 +217,7 @@ class Refit:
             self._stage = None
             self._another_setting()
             self.journal.refitted(
-                f"there is less memory than before the pause: going on with {after.words}",
+                f"there is less memory than before: going on with {after.words}",
                 where="pause", before=before.setting.to_json(), after=after.setting.to_json(),
                 now_gib=round(after.bill.allocated / GIB, 3),
             )  # fmt: skip
@@ -229,7 +266,7 @@ class Refit:
     def _cap_anew(self) -> None:
         """By what there is now: the cap of the start knows nothing of who has come or gone."""
         config, device = self.run.config, self.run.device
-        cap_memory(device, config.vram_limit, reserve_of(config, device))
+        cap_again(device, config.vram_limit, reserve_of(config, device))
 
     def _thrashing(self) -> bool:
         if self.run.position.step % _THRASHING_EVERY:

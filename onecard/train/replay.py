@@ -137,10 +137,15 @@ class Replay:
             return True
         # Out of memory among them: the plain passes have fitted, so they go on.
         except RuntimeError as error:
-            self.problem, self.ran_out = first_line(error), is_out_of_memory(error)
-            forget(error)  # its frames hold the recording that failed, and all the memory of that
-        give_back()
+            self.give_up(error)
         return False
+
+    def give_up(self, error: RuntimeError) -> None:
+        """Nothing is recorded any more, and the memory of what was is free."""
+        self.problem, self.ran_out = first_line(error), is_out_of_memory(error)
+        self.release()
+        forget(error)  # its frames hold the recording that failed, and all the memory of that
+        give_back()
 
     @property
     def held_bytes(self) -> int:

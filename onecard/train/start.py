@@ -197,11 +197,13 @@ def _refuse_other_experiment(directory: RunDirectory, config: RunConfig) -> None
     before = directory.read_config()
     changed = differences(before, config) if before is not None else []
     if changed:
+        # What makes the model what it is cannot change any more: resume would train the old one.
+        may_continue = not {name for name, _, _ in changed} & {*_OF_THE_SHAPE, "arch", "depth", "generation"}
         raise UserError(
-            f"{directory.path} holds a run with a different config",
+            f"{directory.path} holds a run with a different {'config' if may_continue else 'model'}",
             "\n".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in changed),
-            "continue it with the new values: --init_from=resume\n"
-            "start over (the old run is kept aside): --fresh\n"
+            "continue it with the new values: --init_from=resume\n" * may_continue
+            + "start over (the old run is kept aside): --fresh\n"
             "or leave it alone: --out_dir=ANOTHER_FOLDER",
         )
 

@@ -66,6 +66,9 @@ class Stepper:
         self.model = model
         self.device, self.dtype = device, dtype
         self.dropout, self.grad_clip, self.seed = dropout, grad_clip, seed
+        # Of the noise of bf16 totals. Like all that is allocated, before the model gives its own weights up:
+        # whoever tries again with less must find them.
+        self._key = torch.zeros((), dtype=torch.int32, device=device)
         self.optimizer = Optimizer(
             dict(model.named_parameters()),
             layer_matrices=model.layer_matrices(),
@@ -79,7 +82,6 @@ class Stepper:
         model.use_weights(self.optimizer.working)
         model.use_totals(self.optimizer.totals, self.optimizer.layer_totals)
         self.loss_scale = LossScale(enabled=dtype == "float16")
-        self._key = torch.zeros((), dtype=torch.int32, device=device)  # of the noise of bf16 totals
         self._micros = 0  # of the step in progress: numbers the noise of bf16 totals
         self._recordable = True
         self.replay: Replay | None = None
@@ -147,7 +149,6 @@ class Stepper:
         second cache and copies of what a kernel overwrites: in a real pass amid all that layers have kept, in
         an update when some weights have changed and others have not.
         """
-        self._rehearsed = True
         if self.model.compiled:
             scale = torch.zeros((), dtype=self._accurate, device=self.device)
             layers, block = self.model.one_of_each_kind(), self.model.shape.block_size
@@ -158,6 +159,7 @@ class Stepper:
             self._clear()
         self.optimizer.rehearse()
         give_back()  # what it leaves behind would lie amid the room of real micro-batches
+        self._rehearsed = True
 
     def run(
         self,
@@ -228,13 +230,23 @@ class Stepper:
         grad_scale = torch.full_like(grad_norm, self.loss_scale.value)
         if self.grad_clip:
             grad_scale *= ((grad_norm + 1e-6) / self.grad_clip).clamp(min=1.0)
+        self._make_ready()
         if self.loss_scale.survives(grad_norm):
-            self.optimizer.make_ready()
             self.updating = True
             self.optimizer.update(rates, grad_scale)
         self._clear()  # part of it: with these gradients it must not be done again
         self.updating = False
         return grad_norm
+
+    def _make_ready(self) -> None:
+        """A recording keeps its memory during an update too: where both do not fit, it goes."""
+        try:
+            self.optimizer.make_ready()
+        except torch.OutOfMemoryError as error:
+            if self.replay is None or not self.replay.held_bytes:
+                raise
+            self.replay.give_up(error)
+            self.optimizer.make_ready()
 
     @property
     def _accurate(self) -> torch.dtype:

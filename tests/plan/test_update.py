@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+
 import pytest
 import torch
 from live_memory import LiveStorages
+from questions import config, target
 from torch import Size, Tensor
 
 from onecard.optim.held import Storage
 from onecard.optim.lowbit import Int8State
 from onecard.optim.muon import Muon
-from onecard.optim.optimizer import Optimizer
+from onecard.optim.optimizer import _COMPILED_PIECE, Optimizer
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
 from onecard.plan.activations import TRYING_OUT
-from onecard.plan.bill import training_bill
+from onecard.plan.answer import question_of
+from onecard.plan.bill import graph_bytes, training_bill
 from onecard.plan.settings import Setting
-from onecard.plan.update import UPDATE, update_moments
+from onecard.plan.update import UPDATE, update_bytes, update_moments
 from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 
 LAYER = {"attn.c_attn": (768, 256), "mlp.c_fc": (1024, 256), "mlp.c_proj": (256, 1024)}
@@ -103,3 +108,23 @@ def test_it_is_never_what_a_usual_micro_batch_runs_out_by(shape: Shape) -> None:
     for setting in (Setting(1, 1024), Setting(1, 1024, "block", "gradients", "bf16", "int8")):
         bill = training_bill(shape, setting, by_muon=shape.arch != "gpt2")
         assert not any("update" in line.name for line in bill.tightest.lines)
+
+
+def test_a_recording_needs_room_for_the_update_beside_it() -> None:
+    """Its memory is not given back for that."""
+    asked = question_of(config(["--depth=12", "--arch=nanochat"]), target("RTX 4070"))
+    choice = asked.answer(Setting(8, 4096))
+    taken = update_bytes(asked.shape, choice.setting, asked.dtype, by_muon=True)
+    graph = graph_bytes(asked.shape, choice.setting, asked.dtype, last=choice.last_micro_batch)
+    assert taken > 0 and choice.recording_bytes == graph + taken
+    need = choice.bill.process + graph + taken
+    assert dataclasses.replace(asked, allowed=need).answer(choice.setting).has_room_to_record
+    assert not dataclasses.replace(asked, allowed=need - 1).answer(choice.setting).has_room_to_record
+
+
+def test_regions_are_cut_where_the_compiler_would_count_in_more_bits() -> None:
+    optimizer = optimizer_of(Storage("bf16", "int8"), muon=False, refined=False)
+    optimizer._piece = _COMPILED_PIECE
+    held = SimpleNamespace(shuttle=None, low_bit=True, region=SimpleNamespace(size=5 * 2**29))
+    spans = optimizer._spans_of(held)  # type: ignore[arg-type]
+    assert spans == [(0, 2**30), (2**30, 2**30), (2**31, 2**29)]

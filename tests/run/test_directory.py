@@ -125,3 +125,16 @@ def test_only_what_changes_the_experiment_counts_as_a_difference() -> None:
         "batch_size",
         "gradient_accumulation_steps",
     ]
+
+
+def test_who_comes_to_a_paused_job_is_told_how_it_goes_on(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "out")
+    with directory.claimed(fresh=False):
+        directory.paused.touch()
+        with pytest.raises(UserError) as refused, directory.claimed(fresh=False):
+            pass
+        assert "--resume-now" in refused.value.hint and str(directory.path) in refused.value.hint
+        directory.paused.unlink()
+        with pytest.raises(UserError) as refused, directory.claimed(fresh=False):
+            pass
+        assert "wait for it" in refused.value.hint

@@ -173,7 +173,7 @@ def test_naming_the_folder_is_enough_to_continue(workplace: Path) -> None:
         load_run_config([*bare, "--learning_rate=5e-4"])
     # A config file speaks for itself: what it no longer says is a change.
     Path("c.py").write_text("dataset = 'tiny'\nout_dir = 'out'\ndevice = 'cpu'\n")
-    with pytest.raises(UserError, match="different config"):
+    with pytest.raises(UserError, match="different model"):
         train(load_run_config(["c.py"]))
 
 
@@ -276,10 +276,14 @@ def test_a_different_config_in_a_used_folder_is_shown_not_run(workplace: Path) -
     train(config("--max_iters=10"))
     before = sorted(p.name for p in Path("out").iterdir())
     with pytest.raises(UserError, match="different config") as refused:
-        train(config("--max_iters=10", "--learning_rate=5e-3", "--n_layer=3"))
-    assert "n_layer: 2 there, 3 now" in refused.value.why
+        train(config("--max_iters=10", "--learning_rate=5e-3"))
     assert "learning_rate: 0.01 there, 0.005 now" in refused.value.why
     assert "--init_from=resume" in refused.value.hint
+    with pytest.raises(UserError, match="different model") as refused:
+        train(config("--max_iters=10", "--learning_rate=5e-3", "--n_layer=3"))
+    assert "n_layer: 2 there, 3 now" in refused.value.why
+    assert "resume" not in refused.value.hint, "it would train the model of two layers"
+    assert "--fresh" in refused.value.hint and "--out_dir" in refused.value.hint
     assert sorted(p.name for p in Path("out").iterdir()) == before
 
 
@@ -886,7 +890,7 @@ def test_the_same_command_continues_as_often_as_one_likes(workplace: Path, words
     ]  # fmt: skip
     for _ in range(4):
         assert train(load_config(RunConfig, asked)).values["step"] == 9
-    with pytest.raises(UserError, match="different config") as stopped:
+    with pytest.raises(UserError, match="different model") as stopped:
         train(load_config(RunConfig, [*asked, "--vocab_size=128"]))
     assert "vocab_size: 61 there, 128 now" in stopped.value.why
 

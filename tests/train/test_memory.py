@@ -13,6 +13,7 @@ from onecard.knobs import load_config
 from onecard.train import memory as memory_module
 from onecard.train.memory import (
     allocator_bytes,
+    cap_again,
     cap_memory,
     is_out_of_memory,
     out_of_memory,
@@ -189,3 +190,25 @@ def test_a_shortage_is_not_answered_with_another_allocation(monkeypatch: pytest.
     monkeypatch.setattr(memory_module, "_context_bytes", full)
     card.ours, card.others = 10 * GIB, 14 * GIB
     assert allocator_bytes("cuda", 12.0, None) == 10 * GIB
+
+
+def test_amid_a_run_a_cap_follows_what_others_leave_and_never_goes_below_what_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = PretendCard(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: card.ours)
+    cap_memory("cuda", None, 1.0)
+    assert card.limit == 20 * GIB
+    card.ours, card.others = 15 * GIB, 8.5 * GIB  # half a GiB is free, and one was to be left
+    cap_again("cuda", None, 1.0)
+    assert card.limit == pytest.approx(15 * GIB), "14.5 would fail whatever is allocated next"
+    card.others = 0
+    cap_again("cuda", None, 1.0)
+    assert card.limit == pytest.approx(23 * GIB)
+    cap_again("cuda", None, 30.0)
+    assert card.limit == pytest.approx(15 * GIB), "an error at the start, and no reason to end a run"
+    cap_again("cuda", None, None)
+    cap_again("cpu", 1.0, 1.0)
+    assert card.limit == pytest.approx(15 * GIB)
+    assert cap_memory("cuda", None, None) == (None, [])
+    assert card.limit == 24 * GIB, "what was before the first cap"

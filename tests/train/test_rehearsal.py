@@ -21,6 +21,7 @@ from onecard.optim.optimizer import Optimizer
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule, Rules, adamw_for_all
 from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
 from onecard.train import step as step_module
+from onecard.train.replay import Replay
 from onecard.train.step import Stepper
 
 SHAPES = {
@@ -268,3 +269,88 @@ def test_an_update_that_would_run_out_does_so_before_it_begins(
     assert failed
     for name, tensor in stepper.optimizer.export_weights().items():
         assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_step_done_again_counts_once_for_the_loss_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp16's scale doubles after 2,000 good steps: one that ran out at its update's entry is not one yet."""
+    stepper = stepper_of("2025", rules=by_muon(refined=False))
+    stepper.loss_scale.enabled, stepper.loss_scale.value, stepper.loss_scale._good_steps = True, 4.0, 1999
+    plain, failed = Optimizer.make_ready, list[int]()
+
+    def make_ready(optimizer: Optimizer) -> None:
+        if not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        plain(optimizer)
+
+    monkeypatch.setattr(Optimizer, "make_ready", make_ready)
+    with pytest.raises(torch.OutOfMemoryError):
+        weights_after(stepper, 1)
+    assert (stepper.loss_scale.value, stepper.loss_scale._good_steps) == (4.0, 1999)
+    weights_after(stepper, 1)
+    assert (stepper.loss_scale.value, stepper.loss_scale._good_steps) == (8.0, 0)
+
+
+def test_a_recording_gives_way_to_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its memory while an update needs some: where both do not fit, nothing is recorded any more."""
+    stepper = stepper_of("2025", rules=by_muon(refined=False))
+    expected = weights_after(stepper_of("2025", rules=by_muon(refined=False)), 3)
+
+    class Recorded:
+        held_bytes = 2**30
+
+        def play(self, inputs: Any) -> Tensor:
+            return stepper._loss_of(*inputs)
+
+    plain = Optimizer.make_ready
+
+    def make_ready(optimizer: Optimizer) -> None:
+        if stepper.replay is not None and stepper.replay.held_bytes:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 96.00 MiB")
+        plain(optimizer)
+
+    monkeypatch.setattr(Optimizer, "make_ready", make_ready)
+    stepper.replay = Replay(stepper._loss_of, lambda *_: Recorded())
+    found = weights_after(stepper, 3)
+    assert stepper.replay is not None and stepper.replay.held_bytes == 0 and stepper.replay.ran_out
+    assert "96.00 MiB" in stepper.news()[0]
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_one_block_at_the_end_is_compiled_before_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the compiler one is not any number."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    wide = torch.randn(9, 256)
+    monkeypatch.setattr(regions_module, "PIECE", 2048)
+    optimizer = Optimizer(
+        {"transformer.h.0.a.weight": wide}, layer_matrices={"transformer.h.0.a.weight"},
+        rules=adamw_for_all((0.9, 0.95), 0.1), device="cpu", compute=torch.float32,
+        storage=Storage("fp32", "int8", "optimizer"), compiled=True,
+    )  # fmt: skip
+    assert [count for _, count in optimizer._spans_of(optimizer._held[0])] == [2048, 256]
+    optimizer.rehearse()
+    before = graphs_compiled()
+    optimizer.update(Rates(1e-2), torch.ones(()))
+    assert graphs_compiled() == before
+
+
+def test_a_model_that_could_not_be_put_on_the_card_still_has_its_own_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever tries a smaller setting makes masters of them: of working copies they would be rounded."""
+    model = model_class(SHAPES["gpt2"]).initialised(SHAPES["gpt2"], 3)
+    before = dict(model.named_parameters())
+    plain = torch.zeros
+
+    def zeros(*sizes: Any, **named: Any) -> Tensor:
+        if named.get("dtype") == torch.int32:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(*sizes, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros", zeros)
+        with pytest.raises(torch.OutOfMemoryError):
+            Stepper(model, device="cpu", dtype="bfloat16", dropout=0.0, grad_clip=1.0)
+    assert all(tensor is before[name] for name, tensor in model.named_parameters())

@@ -26,6 +26,7 @@ from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD, Rates, rates_of
 from onecard.plan.search import Question, settings
 from onecard.plan.settings import setting_of
+from onecard.plan.update import update_moments
 from onecard.run.checkpoint import list_checkpoints
 from onecard.train import engine as engine_module
 from onecard.train import journal as journal_module
@@ -231,7 +232,8 @@ def test_a_peak_that_may_not_have_come_yet_is_no_reason_to_expect_less(
 def test_the_moments_of_every_step_have_the_names_that_the_bill_gives_them() -> None:
     asked = question("--batch_size=4")
     setting = setting_of(asked.config, asked.shape)
-    moments = training_moments(asked.shape, setting, "bfloat16")
+    moments = [*training_moments(asked.shape, setting, "bfloat16")]
+    moments += update_moments(asked.shape, setting, "bfloat16", by_muon=True, l2_bytes=0)
     assert {m.name for m in moments} == {*_OF_TRAINING, TRYING_OUT}
 
 
