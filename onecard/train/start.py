@@ -202,7 +202,7 @@ def _refuse_other_experiment(directory: RunDirectory, config: RunConfig) -> None
         raise UserError(
             f"{directory.path} holds a run with a different {'config' if may_continue else 'model'}",
             "\n".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in changed),
-            "continue it with the new values: --init_from=resume\n" * may_continue
+            ("continue it with the new values: --init_from=resume\n" if may_continue else "")
             + "start over (the old run is kept aside): --fresh\n"
             "or leave it alone: --out_dir=ANOTHER_FOLDER",
         )
