@@ -124,7 +124,10 @@ class Prefetcher:
         self._thread = threading.Thread(
             target=self._read_ahead, args=(state,), name="onecard-prefetch", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._failure = error  # no memory for another thread: met where a step is tried, and tried again
 
     def next_step(self) -> Step:
         """The next step's micro-batches and the state once they are trained on."""

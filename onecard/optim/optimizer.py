@@ -162,11 +162,13 @@ class Optimizer:
         """Memory for what an update takes in passing, from the driver into the allocator's hands: if there is
         none it shows here, before anything has changed."""
         vectors, copies = self.temporaries
-        if not vectors or not self.device.startswith("cuda"):
+        if not vectors:
             return
-        if self._muon is not None:
-            self._muon.take_workspace()
-        sizes = [_SMALL] * (1 + vectors // _SMALL) + [copies] * bool(copies)
+        sizes = [vectors + copies]  # of a host; a card's allocator keeps small ones apart
+        if self.device.startswith("cuda"):
+            sizes = [_SMALL] * (1 + vectors // _SMALL) + [copies] * bool(copies)
+            if self._muon is not None:
+                self._muon.take_workspace()
         room = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
         del room  # all at a time; free again, and kept by the allocator for the update
 

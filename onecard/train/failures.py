@@ -70,7 +70,7 @@ def explained(error: Exception, run: Run, saved_step: int) -> Exception:
     if isinstance(error, UserError) and run.position.step > max(saved_step, 0):
         error.why = "\n".join(filter(None, (error.why, _what_is_left(run, saved_step)[0])))
     if is_out_of_memory(error):
-        return out_of_memory(run.config, run.device, run.fit.setting.words() if run.fit.tried else None)
+        return out_of_memory(run.config, run.device, run.fit.choice.words if run.fit.tried else None)
     return too_many_shapes(error) or error
 
 

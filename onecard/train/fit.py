@@ -121,6 +121,10 @@ class Fit:
             for some in ([c for c in lower if c.bill.need <= there], lower):
                 if (found := self._take(some, step)) is not None:
                     return found
+        # Where most of the peak is there whatever is done, nothing is so much smaller: the smallest there is.
+        rest = [c for c in self._candidates(there) if c.bill.need < self.choice.bill.need]
+        if rest and (found := self._take([smallest(rest)], step)) is not None:
+            return found
         self._in_vain += 1
         return self.setting if self._in_vain <= _MOST_IN_VAIN else None
 

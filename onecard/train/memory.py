@@ -23,7 +23,7 @@ _OUT_OF_MEMORY = (
     "DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED",  # cuDNN 9's names
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # on a full card
     "CUDA error: out of memory", "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory",
-    "DefaultCPUAllocator: not enough memory",
+    "DefaultCPUAllocator: not enough memory", "can't start new thread",
 )  # fmt: skip
 _LOW_BIT = "--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training"
 _SMALLER = "a smaller model or a shorter --block_size needs less of everything"

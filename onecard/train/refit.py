@@ -149,13 +149,13 @@ class Refit:
         change_setting(run, step)
         self._another_setting()
         after = self.fit.choice
-        going_on = "going on"
         if after.setting == before.setting:
             # Nothing is smaller: all that helps is that others give memory back, and that takes a while.
-            going_on = "trying again"
+            self.journal.shortage(where, text, f"trying again with {after.words}")
             wait_for_others(run.device)
+            return True
         self.journal.refitted(
-            f"out of memory in {where}: {going_on} with {after.words}", where=where, error=text,
+            f"out of memory in {where}: going on with {after.words}", where=where, error=text,
             before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
             predicted_gib=round(before.bill.allocated / GIB, 3), now_gib=round(after.bill.allocated / GIB, 3),
         )  # fmt: skip

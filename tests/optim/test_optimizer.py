@@ -155,3 +155,18 @@ def test_numbers_of_places_begin_where_compiled_code_takes_them_as_they_are() ->
     firsts = [first for held in optimizer_of(Storage())._held for b in held.batches for first in b.firsts]
     assert [first.item() for first in firsts] == [0, 1280, 768, 2048]
     assert all(first.data_ptr() % 16 == 0 for first in firsts)
+
+
+def test_on_a_host_too_an_update_that_would_run_out_does_so_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer, asked = optimizer_of(Storage("bf16", "int8")), list[int]()
+    plain = torch.empty
+
+    def empty(size: int, **named: object) -> Tensor:
+        asked.append(size)
+        return plain(size, **named)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(torch, "empty", empty)
+    optimizer.make_ready()
+    assert asked == [sum(optimizer.temporaries)]

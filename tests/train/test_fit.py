@@ -306,8 +306,9 @@ def test_where_nothing_is_smaller_tightness_is_told_once(
         monkeypatch.setattr(Refit, name, lambda refit, *_: 100.0)
     one = ("--batch_size=1", "--gradient_accumulation_steps=1", "--loss_chunk=16")
     summary = train(config("--max_iters=96", *one, "--recompute=block", "--offload=gradients"))
-    changes = [e["step"] for e in events("out") if e["event"] == "refitted"]
-    assert changes == [16] and summary.values["step"] == 96
+    told = [e["step"] for e in events("out") if e["event"] == "out of memory"]
+    assert told == [16] and summary.values["step"] == 96
+    assert summary.values["refits"] == 0, "what stays as it was has not been changed"
 
 
 def test_errors_that_were_dealt_with_are_no_thrashing(

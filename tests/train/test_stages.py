@@ -454,3 +454,20 @@ def test_what_was_dared_and_ran_out_is_dared_less_often() -> None:
             step += 32
         waits.append(step - failed_at)
     assert waits == [64, 128, 256]
+
+
+@pytest.mark.parametrize("words", [[], ["--offload=none"], ["--optimizer=muon", "--offload=none"]], ids=str)
+@pytest.mark.parametrize(("layers", "heads", "width"), [(12, 12, 768), (24, 16, 1024), (48, 25, 1600)])
+def test_at_the_bottom_it_is_the_smallest_there_is(
+    words: list[str], layers: int, heads: int, width: int
+) -> None:
+    """Where weights and states are most of the peak, nothing is 3% smaller, and still enough may be."""
+    size = [f"--n_layer={layers}", f"--n_head={heads}", f"--n_embd={width}"]
+    asked = question(*size, "--batch_size=16", "--gradient_accumulation_steps=4", *words, cap_gib=100.0)
+    fit = open_fit(asked, on_card=True)
+    seen = {fit.setting}
+    while (then := fit.down(100, 0.01 * GIB)) not in (None, *seen):
+        assert then is not None
+        seen.add(then)
+    assert fit.choice.bill.need == fit.least_need
+    assert len({setting.micro_batch for setting in seen}) <= MOST_MICRO_BATCHES

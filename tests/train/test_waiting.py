@@ -99,8 +99,9 @@ def test_where_the_memory_should_do_nobody_is_waited_for(
 ) -> None:
     """It is not others who have it: waiting would be for ever."""
     Neighbour(monkeypatch, at=7, looks=10**9, leaves=60.0)
-    with pytest.raises(UserError, match="out of memory"):
+    with pytest.raises(UserError, match="out of memory") as ended:
         train(config())
+    assert "--batch_size=1 --gradient_accumulation_steps=8" in ended.value.why, "the same step, as flags"
     assert not events("waits for memory")
     assert list_checkpoints(Path("out/checkpoints"))[-1].step == 7
 
