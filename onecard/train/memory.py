@@ -111,7 +111,7 @@ def cap_again(device: str, limit_gib: float | None, reserve_gib: float | None) -
     index, total = _index(device), torch.cuda.mem_get_info(device)[1]
     allocator = allocator_bytes(device, limit_gib, reserve_gib)
     assert allocator is not None
-    share = min(1.0, max(allocator, torch.cuda.memory_allocated(device)) / total)
+    share = min(1.0, max(allocator, torch.cuda.memory_reserved(device)) / total)
     _own_caps[index] = (share, _share_from_outside(index))
     torch.cuda.set_per_process_memory_fraction(share, index)
 
