@@ -67,7 +67,7 @@ class Fit:
         self._sizes = {setting.micro_batch}
         self._failed: dict[Setting, Failure] = {}
         self._known: dict[Setting, tuple[Choice, Choice]] = {}
-        self._in_vain = 0
+        self.in_vain = 0  # tries at the bottom since a step got through
         self._no_sample = False
         self._daring = False  # was the present setting taken though its bill was too large?
 
@@ -125,8 +125,8 @@ class Fit:
         rest = [c for c in self._candidates(there) if c.bill.need < self.choice.bill.need]
         if rest and (found := self._take([smallest(rest)], step)) is not None:
             return found
-        self._in_vain += 1
-        return self.setting if self._in_vain <= _MOST_IN_VAIN else None
+        self.in_vain += 1
+        return self.setting if self.in_vain <= _MOST_IN_VAIN else None
 
     @property
     def tried(self) -> bool:
@@ -140,7 +140,7 @@ class Fit:
 
     def progressed(self) -> None:
         """A step got through, or there is memory again."""
-        self._in_vain = 0
+        self.in_vain = 0
 
     def evaluate_less(self, step: int) -> bool:
         """After an evaluation ran out: fewer sequences at a time. False: it is one already."""

@@ -151,7 +151,8 @@ class Refit:
         after = self.fit.choice
         if after.setting == before.setting:
             # Nothing is smaller: all that helps is that others give memory back, and that takes a while.
-            self.journal.shortage(where, text, f"trying again with {after.words}")
+            again = f"trying again with {after.words}"
+            self.journal.shortage(where, text, again, aloud=self.fit.in_vain == 1)
             wait_for_others(run.device)
             return True
         self.journal.refitted(

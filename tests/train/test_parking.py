@@ -255,13 +255,13 @@ def test_a_wish_while_waiting_for_memory_is_granted_at_once(
 def test_what_was_tried_in_vain_is_no_failure_of_the_settings(workplace: Path) -> None:
     fit = open_run(config()).fit
     fit.down(3)
-    before = fit.setting, fit.evaluation_batch, dict(fit._failed), set(fit._sizes), fit._in_vain
+    before = fit.setting, fit.evaluation_batch, dict(fit._failed), set(fit._sizes), fit.in_vain
     bring_back = fit.remembered()
     for _ in range(12):
         fit.down(3)
-    assert fit._in_vain and fit.evaluation_batch < before[1]
+    assert fit.in_vain and fit.evaluation_batch < before[1]
     bring_back()
-    assert (fit.setting, fit.evaluation_batch, fit._failed, fit._sizes, fit._in_vain) == before
+    assert (fit.setting, fit.evaluation_batch, fit._failed, fit._sizes, fit.in_vain) == before
 
 
 def test_memory_that_is_not_there_is_not_taken_bit_by_bit(

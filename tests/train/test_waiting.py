@@ -95,7 +95,7 @@ def test_a_kill_while_it_waits_loses_nothing(workplace: Path, monkeypatch: pytes
 
 
 def test_where_the_memory_should_do_nobody_is_waited_for(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not others who have it: waiting would be for ever."""
     Neighbour(monkeypatch, at=7, looks=10**9, leaves=60.0)
@@ -103,6 +103,7 @@ def test_where_the_memory_should_do_nobody_is_waited_for(
         train(config())
     assert "--batch_size=1 --gradient_accumulation_steps=8" in ended.value.why, "the same step, as flags"
     assert not events("waits for memory")
+    assert "".join(capsys.readouterr()).count("trying again") == 1, "eight times, and once is enough to hear"
     assert list_checkpoints(Path("out/checkpoints"))[-1].step == 7
 
 
