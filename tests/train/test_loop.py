@@ -826,7 +826,9 @@ def test_out_of_memory_says_what_to_change(workplace: Path, monkeypatch: pytest.
     assert split.startswith("--batch_size=2 --gradient_accumulation_steps=4")
     assert stopped.value.exit_code == 1
     assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [3]
-    with pytest.raises(UserError, match="even with --batch_size=1 --recompute=block") as stopped:
+    with pytest.raises(
+        UserError, match="even with --batch_size=1 --gradient_accumulation_steps=8 --recompute=block"
+    ) as stopped:
         train(config("--fresh"))
     assert "recompute" not in stopped.value.hint, "what was tried is no advice"
 
