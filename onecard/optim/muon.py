@@ -155,11 +155,11 @@ class Muon:
         gram, poly = (flat[: math.prod(side)].view(side) for flat in (self._gram, self._poly))
         if self.refined:
             equalise_rows_(x_PRC)
-        x_PRC = orthogonalise_(x_PRC, y_PRC, gram, poly, self.method)
+        x_PRC, spare_PRC = orthogonalise_(x_PRC, y_PRC, gram, poly, self.method)
         scale = self._plain_scale
         if self.refined:
             assert variance is not None
-            scale = neuron_scale_(x_PRC, variance)
+            scale = neuron_scale_(x_PRC, variance, spare_PRC)
         # A tall matrix moves further, by the root of rows over columns.
         stretch = max(1.0, matrix.rows / matrix.columns) ** 0.5
         for number, piece in enumerate(pieces):
@@ -216,8 +216,8 @@ def apply_(
 
 def orthogonalise_(
     x_PRC: Tensor, y_PRC: Tensor, gram: Tensor, poly: Tensor, method: str = "polar-express"
-) -> Tensor:
-    """Near the orthogonal factor of each matrix in x; it ends up in x or y, whichever is returned."""
+) -> tuple[Tensor, Tensor]:
+    """Near the orthogonal factor of each matrix in x; it ends up in x or y. First that one, then the other."""
     tall = x_PRC.shape[-2] > x_PRC.shape[-1]
     norm = torch.linalg.vector_norm(x_PRC, dim=(-2, -1), keepdim=True, dtype=_wide(x_PRC))
     x_PRC.div_(norm * _CUSHION[method] + _SMALLEST[method])
@@ -227,7 +227,7 @@ def orthogonalise_(
         torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=poly)
         torch.baddbmm(x_PRC, *((x_PRC, poly) if tall else (poly, x_PRC)), beta=a, out=y_PRC)
         x_PRC, y_PRC = y_PRC, x_PRC
-    return x_PRC
+    return x_PRC, y_PRC
 
 
 def orthogonalised(g_PRC: Tensor, method: str = "polar-express") -> Tensor:
@@ -235,23 +235,24 @@ def orthogonalised(g_PRC: Tensor, method: str = "polar-express") -> Tensor:
     x_PRC = g_PRC.clone() if g_PRC.dtype == torch.float64 else g_PRC.bfloat16()
     side = min(x_PRC.shape[-2:])
     gram, poly = (x_PRC.new_empty(len(x_PRC), side, side) for _ in range(2))
-    return orthogonalise_(x_PRC, torch.empty_like(x_PRC), gram, poly, method)
+    return orthogonalise_(x_PRC, torch.empty_like(x_PRC), gram, poly, method)[0]
 
 
 def equalise_rows_(x_PRC: Tensor) -> None:
     """Give all rows the same norm, their mean square unchanged (MuonEq, arXiv 2603.28254)."""
-    rows = torch.linalg.vector_norm(x_PRC, dim=-1, keepdim=True, dtype=_wide(x_PRC))
+    rows = row_norms(x_PRC)
     whole = torch.linalg.vector_norm(rows, dim=-2, keepdim=True)
     x_PRC.mul_(whole / x_PRC.shape[-2] ** 0.5 / rows.clamp_min(1e-6))
 
 
-def neuron_scale_(x_PRC: Tensor, variance: Tensor) -> Tensor:
+def neuron_scale_(x_PRC: Tensor, variance: Tensor, spare_PRC: Tensor) -> Tensor:
     """Factors that even out how far neurons move (NorMuon, arXiv 2510.05491), the whole kept as far.
 
-    Also brings the norm to that of an exactly orthogonal matrix (Muon+, arXiv 2602.21545).
+    Also brings the norm to that of an exactly orthogonal matrix (Muon+, arXiv 2602.21545). What is in
+    `spare_PRC` is lost.
     """
     along = -1 if variance.shape[-1] == 1 else -2
-    norms = torch.linalg.vector_norm(x_PRC, dim=along, keepdim=True, dtype=_wide(x_PRC))
+    norms = row_norms(x_PRC) if along == -1 else column_norms(x_PRC, spare_PRC)
     whole = torch.linalg.vector_norm(norms, dim=(-2, -1), keepdim=True).clamp_min(1e-6)
     snap = min(x_PRC.shape[-2:]) ** 0.5 / whole
     norms = norms * snap
@@ -261,6 +262,19 @@ def neuron_scale_(x_PRC: Tensor, variance: Tensor) -> Tensor:
     after = torch.linalg.vector_norm(norms * step, dim=(-2, -1), keepdim=True)
     before = torch.linalg.vector_norm(norms, dim=(-2, -1), keepdim=True)
     return snap * step * (before / after.clamp_min(1e-10))
+
+
+def row_norms(x_PRC: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x_PRC, dim=-1, keepdim=True, dtype=_wide(x_PRC))
+
+
+def column_norms(x_PRC: Tensor, spare_PRC: Tensor) -> Tensor:
+    """As rows of the turned matrix. Summed across rows, torch's kernel takes a multiple of the matrix to work
+    in (two fp32 copies of 3 × 1024 × 4096 on an H200; it depends on the card), which nobody could bill."""
+    parts, rows, columns = x_PRC.shape
+    turned_PCR = spare_PRC.view(parts, columns, rows)
+    turned_PCR.copy_(x_PRC.mT)
+    return row_norms(turned_PCR).mT
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -18,12 +18,10 @@ from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rules
 from onecard.optim.saved import State, export_moment, import_moment
 from onecard.plan.host import EAGER_PIECE
 from onecard.plan.standing import BLOCK, per_element
-from onecard.plan.update import REHEARSED, Temporaries, adamw_temporaries, muon_temporaries
+from onecard.plan.update import REHEARSED, SMALL, Temporaries, adamw_temporaries, muon_temporaries
 
 # In few bits, elements at a time: beyond 2**31 the compiler would make another kernel.
 _COMPILED_PIECE = 2**30
-# What is no larger the allocator takes from segments of their own.
-_SMALL = 2**20
 
 
 class Optimizer:
@@ -161,12 +159,13 @@ class Optimizer:
     def make_ready(self) -> None:
         """Memory for what an update takes in passing, from the driver into the allocator's hands: if there is
         none it shows here, before anything has changed."""
-        vectors, copies = self.temporaries
-        if not vectors:
+        taken = self.temporaries
+        if not taken.vectors:
             return
-        sizes = [vectors + copies]  # of a host; a card's allocator keeps small ones apart
+        sizes = [taken.on_host]
         if self.device.startswith("cuda"):
-            sizes = [_SMALL] * (1 + vectors // _SMALL) + [copies] * bool(copies)
+            small = taken.vectors + taken.small_copies
+            sizes = [SMALL] * (1 + small // SMALL) + [taken.copies] * bool(taken.copies)
             if self._muon is not None:
                 self._muon.take_workspace()
         room = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]

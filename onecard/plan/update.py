@@ -27,11 +27,14 @@ from onecard.shapes import Shape
 _MUON_COPIES = {"fp32": 17, "bf16": 27, "int8": 56}
 _ROUNDED_COPIES = 31
 _ADAMW_COPIES = {"fp32": 36, "bf16": 36, "int8": 65}
-# Of Muon: fp32 vectors as long as a row and a column of what is taken together, at a time; and where it
-# iterates in bf16, bytes an element of that (an H200, torch 2.11: 96 MiB with 12.6M elements, 32 with 4.2M).
-_VECTORS, _NARROW_COPIES = 8, 8
+# Of Muon: fp32 vectors as long as a row and a column of what is taken together, at a time.
+_VECTORS = 8
 # Of compiled low-bit AdamW: fp32 numbers a block of the moments' 256 elements, and then some.
 _FEW = 2**18
+# A card's allocator has segments of their own for what is no larger than this: copies of so many elements in
+# fp32, of four times as many in a byte each.
+SMALL = 2**20
+_SMALL_COPY = SMALL // 4
 UPDATE = "update"
 # Low-bit AdamW is tried out on so many elements: kernels for long buffers are chosen by them.
 REHEARSED = PIECE
@@ -42,6 +45,16 @@ class Temporaries(NamedTuple):
 
     vectors: int = 0  # in small pieces
     copies: int = 0  # in pieces as large as what is copied, or all in one
+    small_copies: int = 0  # of these, what may be in small pieces too: the last of a region, or a byte each
+
+    @property
+    def on_host(self) -> int:
+        return self.vectors + self.copies
+
+    @property
+    def on_card(self) -> int:
+        """What is kept for small ones serves no large one."""
+        return self.on_host + self.small_copies
 
 
 def muon_temporaries(
@@ -53,20 +66,21 @@ def muon_temporaries(
     """
     wide, place = max(4, iterates_in), _place(parts, rows, columns)
     vectors = _VECTORS * wide * together * parts * (rows + columns)
-    copies = _NARROW_COPIES * together * place if iterates_in < 4 else 0
-    if not compiled:
-        each = _MUON_COPIES[kept.optim_states]
-        if kept.master_weights == "bf16":
-            each = max(each, _ROUNDED_COPIES)
-        copies = max(copies, each * place * wide // 4)
-    return Temporaries(vectors, copies)
+    if compiled:
+        return Temporaries(vectors)
+    each = _MUON_COPIES[kept.optim_states]
+    if kept.master_weights == "bf16":
+        each = max(each, _ROUNDED_COPIES)
+    return Temporaries(vectors, each * place * wide // 4, each * min(place, _SMALL_COPY) * wide // 4)
 
 
 def adamw_temporaries(elements: int, kept: Kept, *, compiled: bool) -> Temporaries:
     """Of low-bit AdamW on a region of so many elements."""
+    if compiled:
+        return Temporaries(_FEW)
+    each = _ADAMW_COPIES[kept.optim_states]
     piece = EAGER_PIECE if kept.offload == "none" else PIECE  # what visits the card is not cut further
-    copies = 0 if compiled else _ADAMW_COPIES[kept.optim_states] * min(elements, piece)
-    return Temporaries(_FEW, copies)
+    return Temporaries(_FEW, each * min(elements, piece), each * min(elements, _SMALL_COPY))
 
 
 def is_low_bit(kept: Kept) -> bool:
@@ -115,10 +129,11 @@ def _update_bytes(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> 
                 taken = muon_temporaries(
                     *matrix, together, setting, compiled=compiled, iterates_in=iterates_in
                 )
-                temporaries = max(temporaries, sum(taken))
+                temporaries = max(temporaries, taken.on_card)
                 zeros = max(zeros, int(scratch * _place(*matrix)))
         elif kind != "vectors" and is_low_bit(setting):
-            temporaries = max(temporaries, sum(adamw_temporaries(size, setting, compiled=compiled)))
+            taken = adamw_temporaries(size, setting, compiled=compiled)
+            temporaries = max(temporaries, taken.on_card)
             piece = REHEARSED if compiled or setting.offload != "none" else EAGER_PIECE
             zeros = max(zeros, int(scratch * min(size, piece)))
     return temporaries, zeros

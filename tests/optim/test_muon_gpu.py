@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
 ]
 SHAPES = {
-    "transformer.wte.weight": (256, 128),
+    "transformer.wte.weight": (260, 128),  # not a whole number of any pieces: the last one is small
     **{
         f"transformer.h.{layer}.{name}.weight": shape
         for layer in range(5)
@@ -174,4 +174,4 @@ def test_the_first_update_asks_the_driver_for_nothing(storage: Storage, muon: bo
     taken = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
     assert graphs_compiled() == graphs
     assert after["reserved_bytes.all.peak"] == before["reserved_bytes.all.current"]
-    assert taken <= sum(optimizer.temporaries)
+    assert taken <= optimizer.temporaries.on_card

@@ -169,4 +169,4 @@ def test_on_a_host_too_an_update_that_would_run_out_does_so_before_it_begins(
 
     monkeypatch.setattr(torch, "empty", empty)
     optimizer.make_ready()
-    assert asked == [sum(optimizer.temporaries)]
+    assert asked == [optimizer.temporaries.on_host]
