@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,16 @@ def pytest_configure() -> None:
 def as_wide_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs several tests at a time tells each how wide his own terminal is."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(scope="module")
+def little_garbage() -> Iterator[None]:
+    """Whenever memory runs out the trainer looks for garbage, and a test process holds many times what a
+    trainer does: what is there before these tests is left out of it."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from onecard.run.directory import RunDirectory
 from onecard.run.metrics import read_metrics
 from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause, is_paused
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 WORDS = [
     "--dataset=tiny", "--vocab_size=61", "--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16",
     "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--warmup_iters=3",

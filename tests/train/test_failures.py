@@ -16,6 +16,8 @@ from onecard.optim.optimizer import Optimizer
 from onecard.train.failures import explained, is_beyond_recovery
 from onecard.train.loop import train
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 RUN: Any = SimpleNamespace(position=SimpleNamespace(step=10), config=SimpleNamespace(out_dir="out"))
 
 

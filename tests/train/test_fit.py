@@ -38,6 +38,8 @@ from onecard.train.refit import Refit
 from onecard.train.start import open_run
 from onecard.train.step import Stepper
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 TINY = [
     "--dataset=tiny", "--vocab_size=61", "--n_layer=3", "--n_head=2", "--n_embd=32", "--block_size=16",
     "--batch_size=4", "--gradient_accumulation_steps=2", "--learning_rate=1e-2", "--min_lr=1e-3",

@@ -29,6 +29,8 @@ from onecard.train import refit as refit_module
 from onecard.train.loop import Training, train
 from onecard.train.start import open_run
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 OUT = RunDirectory("out")
 LONG = 60.0  # seconds, for a machine with much else to do
 

@@ -34,6 +34,8 @@ from onecard.train.fit import Fit, open_fit
 from onecard.train.loop import Training, train
 from onecard.train.step import Stepper
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 
 def saved_steps(out_dir: str = "out") -> list[int]:
     return [event["step"] for event in events("saved", out_dir)]

@@ -39,6 +39,8 @@ from onecard.train.loop import train
 from onecard.train.memory import is_out_of_memory
 from onecard.train.step import Stepper
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 
 def evaluated_steps(out_dir: str = "out") -> list[int]:
     return [x["step"] for x in read_metrics(Path(out_dir) / "metrics.jsonl") if "val_loss" in x]

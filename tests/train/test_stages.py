@@ -41,6 +41,8 @@ from onecard.train.refit import _OF_TRAINING, Refit
 from onecard.train.step import Stepper
 from onecard.train.watch import Verdict
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 LONGER = ["--max_iters=24", "--eval_interval=8", "--log_interval=1"]
 
 

@@ -24,6 +24,8 @@ from onecard.train import refit as refit_module
 from onecard.train.loop import train
 from onecard.train.step import Stepper
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 
 class Neighbour:
     """Takes all there is at a step, and gives it back after so many looks at what is free."""
