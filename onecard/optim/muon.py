@@ -217,7 +217,7 @@ def apply_(
 def orthogonalise_(
     x_PRC: Tensor, y_PRC: Tensor, gram: Tensor, poly: Tensor, method: str = "polar-express"
 ) -> tuple[Tensor, Tensor]:
-    """Near the orthogonal factor of each matrix in x; it ends up in x or y. First that one, then the other."""
+    """Near the orthogonal factor of each matrix in x, and what is left over: x and y, either way round."""
     tall = x_PRC.shape[-2] > x_PRC.shape[-1]
     norm = torch.linalg.vector_norm(x_PRC, dim=(-2, -1), keepdim=True, dtype=_wide(x_PRC))
     x_PRC.div_(norm * _CUSHION[method] + _SMALLEST[method])
