@@ -135,7 +135,7 @@ def caps_of(options: argparse.Namespace) -> dict[str, float]:
 def pretend_memory(allocator: Callable[[], float]) -> None:
     """Without a card: the trainer decides as if it had one with so many bytes for tensors."""
     from onecard.train import engine, parking
-    from onecard.train.fit import open_fit, process_bytes
+    from onecard.train.first_setting import open_fit, process_bytes
 
     def told(question: Any, *, on_card: bool) -> Any:
         # By speeds as everywhere; what the host has is not asked: offloading there costs nothing more.

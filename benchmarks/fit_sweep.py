@@ -171,7 +171,7 @@ def under_cap(options: argparse.Namespace, cap: float, choice: Any, stepper: Any
     import torch
 
     from onecard.train import engine, memory
-    from onecard.train.fit import process_bytes
+    from onecard.train.first_setting import process_bytes
 
     config, setting = choice.question.config, choice.setting
     there = replace(choice.question, allowed=process_bytes(cap * GIB)).answer(setting)

@@ -94,16 +94,25 @@ class Injector:
 
     def _watch_arrivals(self) -> None:
         """Autograd's engine stands between a layer and the loop: it must not make something else of them."""
+        from onecard.train import memory, parking
         from onecard.train.refit import Refit
 
-        plain = Refit.after
+        plain, plain_forget = Refit.after, memory.forget
 
-        def after(refit: Any, error: BaseException, where: str) -> bool:
+        def arrives(error: BaseException) -> None:
             if _ON_PURPOSE in str(error):
                 self.arrived[type(error).__name__] += 1
+
+        def after(refit: Any, error: BaseException, where: str) -> bool:
+            arrives(error)
             return plain(refit, error, where)
 
+        def forget(error: BaseException) -> None:  # those of checkpoints
+            arrives(error)
+            plain_forget(error)
+
         setattr(Refit, "after", after)  # noqa: B010
+        setattr(parking, "forget", forget)  # noqa: B010
 
 
 def _middle(watched: Watched) -> int:

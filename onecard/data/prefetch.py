@@ -6,8 +6,11 @@ already read. So every step carries its own next state, and nothing here remembe
 
 from __future__ import annotations
 
+import _thread
 import queue
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 _DEPTH = 2
+_LOOK_EVERY = 0.5  # seconds between looks whether the thread is still there
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,10 @@ class _StepBegins:
 @dataclass(frozen=True)
 class _Failed:
     error: BaseException
+
+
+class _Life:
+    """Held by the thread alone: gone with it, however it ended."""
 
 
 def micro_sizes(step_sequences: int, micro_batch: int) -> list[int]:
@@ -120,17 +128,29 @@ class Prefetcher:
         self._ready: queue.Queue[_StepBegins | Micro | _Failed] = queue.Queue(maxsize=max(1, depth))
         self._stop = threading.Event()
         self._failure: BaseException | None = None
-        # A daemon, so that a crash elsewhere never leaves the process hanging on a full queue.
-        self._thread = threading.Thread(
-            target=self._read_ahead, args=(state,), name="onecard-prefetch", daemon=True
-        )
+        self._state = state
+        self._life: weakref.ref[_Life] | None = None  # None: not begun
+
+    def _begin(self) -> None:
+        """With the first step that is asked for: where the host has no memory for a thread, that is an error
+        of a step, and the step is tried again. threading.Thread would wait for ever for one that dies of it
+        while it begins. As with a daemon, the process does not wait for it when it ends."""
+        life = _Life()
+        self._life = weakref.ref(life)
         try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._failure = error  # no memory for another thread: met where a step is tried, and tried again
+            _thread.start_new_thread(self._live, (self._state, life))
+        except BaseException:
+            self._life = None  # whoever keeps the error keeps `life` too
+            raise
+
+    @property
+    def _alive(self) -> bool:
+        return self._life is not None and self._life() is not None
 
     def next_step(self) -> Step:
         """The next step's micro-batches and the state once they are trained on."""
+        if self._life is None and not self._stop.is_set():
+            self._begin()
         if self._current is not None and not self._current.finished:
             raise RuntimeError("the step before was abandoned midway; open a new Prefetcher")
         item = self._next_item()
@@ -141,9 +161,9 @@ class Prefetcher:
     def close(self) -> None:
         """Stop the thread and let go of what it had read."""
         self._stop.set()
-        while self._thread.is_alive():
+        while self._alive:
             self._drain()
-            self._thread.join(timeout=0.01)
+            time.sleep(0.001)
         self._drain()
 
     def __enter__(self) -> Prefetcher:
@@ -167,11 +187,22 @@ class Prefetcher:
     def _next_item(self) -> _StepBegins | Micro:
         if self._failure is None and self._stop.is_set():
             raise RuntimeError("the Prefetcher is closed")
-        item = _Failed(self._failure) if self._failure is not None else self._ready.get()
+        item = _Failed(self._failure) if self._failure is not None else self._next_ready()
         if isinstance(item, _Failed):
             self._failure = item.error
             raise item.error
         return item
+
+    def _next_ready(self) -> _StepBegins | Micro | _Failed:
+        while True:
+            alive = self._alive  # first: what it leaves behind is there by then
+            try:
+                return self._ready.get(timeout=_LOOK_EVERY) if alive else self._ready.get_nowait()
+            except queue.Empty:
+                if not alive:
+                    return _Failed(
+                        MemoryError("the thread that reads ahead has ended: can't start new thread")
+                    )
 
     def _next_micro(self) -> Micro:
         host = self._next_item()
@@ -183,6 +214,9 @@ class Prefetcher:
             tensor.to(self.device, non_blocking=self._pin) for tensor in (host.x, host.y, host.ids)
         )
         return Micro(x_BT, y_BT, id_B)
+
+    def _live(self, state: DataState, life: _Life) -> None:
+        self._read_ahead(state)
 
     def _read_ahead(self, state: DataState) -> None:
         try:

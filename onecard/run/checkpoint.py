@@ -7,6 +7,7 @@ folder called step-00000500 is complete by construction. The newest two and the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -17,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from onecard.errors import UserError
 from onecard.files import file_sha256, flush_to_disk, write_json
 from onecard.run.directory import SCHEMA, STATE_NAME, read_json
+from onecard.run.tensor_file import write_tensors
 
 KEEP_NEWEST = 2
+# What a file has nothing to do with: no memory, too many files open.
+_PASSING = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+_DISK_MARGIN = 16_000_000
 _NAME = re.compile(r"step-(\d{8,})")
 _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
     "model.safetensors",
@@ -56,6 +61,8 @@ class Checkpoint:
         try:
             return load_file(self.path / name)
         except (OSError, SafetensorError) as error:
+            if getattr(error, "errno", None) == errno.ENOMEM:
+                raise MemoryError(str(error)) from None
             raise UserError(f"{self.path / name} cannot be read", str(error)) from None
 
 
@@ -74,20 +81,17 @@ class TrainingState:
 
 def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Mapping[str, Any]) -> Path:
     """Write step-NNNNNNNN under `folder`, then drop checkpoints no longer kept."""
-    model, optimizer = training.weights, training.optimizer
+    tensors = {_MODEL: training.weights, _OPTIMIZER: training.optimizer}
     final = folder / f"step-{step:08d}"
     building = folder / f".building-{final.name}-{os.getpid()}"
-    needed = sum(t.numel() * t.element_size() for tensors in (model, optimizer) for t in tensors.values())
+    needed = sum(tensor.nbytes for of_file in tensors.values() for tensor in of_file.values())
     try:
         _sweep(folder)
         _check_space(folder, needed)
         building.mkdir()
-        save_file({k: t.contiguous() for k, t in model.items()}, building / _MODEL)
-        save_file({k: t.contiguous() for k, t in optimizer.items()}, building / _OPTIMIZER)
+        files = {name: write_tensors(building / name, t) for name, t in tensors.items()}
         write_json(building / _STATE, {"schema": SCHEMA, "step": step, "scaler": training.scaler, **state})
-        for name in (_MODEL, _OPTIMIZER):  # safetensors writes for the owner only
-            (building / name).chmod((building / _STATE).stat().st_mode)
-        files = {name: _facts(building / name) for name in (_MODEL, _OPTIMIZER, _STATE)}
+        files[_STATE] = _facts(building / _STATE)
         write_json(building / _MANIFEST, {"schema": SCHEMA, "files": files})
         for name in (*files, _MANIFEST):
             flush_to_disk(building / name)
@@ -98,7 +102,7 @@ def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Map
         building.rename(final)
         flush_to_disk(folder)
         shutil.rmtree(_replaced(final), ignore_errors=True)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
         raise UserError(
             f"the checkpoint of step {step} could not be written to {folder}",
@@ -186,6 +190,10 @@ def damage(checkpoint: Checkpoint, *, weights_only: bool = False) -> str | None:
             if file_sha256(path) != facts["sha256"]:
                 return f"the content of {name} has changed"
         except (OSError, TypeError, KeyError) as error:
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                raise UserError(
+                    f"{path} cannot be read now", str(error), "the file may be whole: try again", exit_code=1
+                ) from None
             return f"{name} cannot be checked: {error}"
     return None
 
@@ -229,8 +237,9 @@ def _remove(path: Path) -> None:
 
 def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
-    if free < needed + 16_000_000:
-        raise OSError(f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB free")
+    needed += _DISK_MARGIN
+    if free < needed:
+        raise OSError(f"{needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB free")
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class PauseRequest:
     def __init__(self, directory: RunDirectory) -> None:
         self._wish, self._done, self._word = _files(directory)
         self._looked, self._wanted, self._granted, self._unheard = -_LOOK_EVERY, False, False, False
+        self._refusing = False  # is the last word a refusal?
         for left_behind in (self._wish, self._done):  # a wish to a run that is no more
             _remove(left_behind)
         self.says("training")
@@ -48,6 +49,9 @@ class PauseRequest:
             there = False
         self._unheard = self._unheard and there
         self._looked, self._wanted = time.monotonic(), there and not self._unheard
+        if self._wanted and self._refusing:
+            self._refusing = False
+            self.says("training")  # what was said to an earlier wish is no answer to this one
         return self._wanted
 
     def granted(self, left: str = "") -> None:
@@ -66,6 +70,7 @@ class PauseRequest:
     def refused(self, why: str) -> None:
         """Not now; training goes on as before."""
         self.says("refused", why)
+        self._refusing = True
         _remove(self._wish)
         self._wanted, self._unheard = False, False
         with contextlib.suppress(OSError):  # where it cannot be removed: not once more in every step
@@ -132,8 +137,13 @@ def ask_to_pause(
 
 def ask_to_go_on(directory: RunDirectory, patience: float = _PATIENCE) -> str:
     """Returns when the job has its card again."""
-    _need_a_job(directory)
     wish, done, _ = _files(directory)
+    if done.exists() and not _somebody_trains(directory):
+        raise UserError(
+            f"the paused job in {directory.path} is no more", "what it had learned is in its last checkpoint",
+            f"onecard train --out_dir={directory.path} goes on from there", exit_code=1,
+        )  # fmt: skip
+    _need_a_job(directory)
 
     def paused() -> bool:
         # In this order: a job says that it is resuming before it takes `paused` away.
@@ -247,6 +257,7 @@ def _write(path: Path, text: str) -> bool:
             time.sleep(_REMOVE_EVERY)
         except OSError:
             break
+    _remove(temporary)
     return False
 
 

@@ -21,13 +21,14 @@ from onecard.optim.recipe import rules_of
 from onecard.plan.bill import is_refined
 from onecard.plan.lines import GIB, total
 from onecard.plan.rates import ANY_CARD, rates_of
-from onecard.plan.search import Question
-from onecard.plan.settings import Setting
+from onecard.plan.search import Question, chosen
+from onecard.plan.settings import Setting, setting_of
 from onecard.plan.standing import standing
 from onecard.shapes import GPT2Shape, Shape
-from onecard.train.fit import Fit, open_fit, process_bytes, told_at_start
-from onecard.train.memory import allocator_bytes, cap_memory, forget, is_out_of_memory, reserve_of
-from onecard.train.neighbours import spilling_platform, told_about_spilling
+from onecard.train.first_setting import open_fit, process_bytes, told_at_start
+from onecard.train.fit import Fit
+from onecard.train.memory import allocator_bytes, cap_memory, forget, ran_out, reserve_of
+from onecard.train.neighbours import look_at, spilling_platform, told_about, told_about_spilling
 from onecard.train.pace import duration
 from onecard.train.step import Stepper
 
@@ -71,10 +72,26 @@ def make_room(shape: Shape, config: RunConfig, device: str, dtype: str, notes: l
         notes += told_about_cpu(shape.flops_per_token * config.tokens_per_step)
     host = available_memory() if on_card else None
     question = Question(config, shape, dtype, rates or ANY_CARD, allowed, host, capability, l2_bytes)
-    fit = open_fit(question, on_card=on_card and not config.eval_only)
+    try:
+        fit = open_fit(question, on_card=on_card and not config.eval_only)
+    except UserError as error:
+        raise _beside_others(error, question, device) from None
     _check_memory(shape, config, fit.setting, device, dtype, allocator if on_card else None)
     notes += told_at_start(fit)
     return fit
+
+
+def _beside_others(error: UserError, question: Question, device: str) -> UserError:
+    """A run that does not fit beside what others hold of the card, and would without them."""
+    alone = replace(question, allowed=torch.cuda.mem_get_info(device)[1])
+    config = question.config
+    found = chosen(alone)[0] if config.auto_fit else alone.answer(setting_of(config, question.shape))
+    if config.vram_limit is not None or found is None or not found.fits:
+        return error
+    holders = told_about(look_at(device)) or ["`onecard gpus` shows who uses it, as far as the driver tells"]
+    what = f"others hold too much of the card: {question.allowed / GIB:.2f} GiB of it are left"
+    wait = f"with the card to itself it runs with {found.words or 'the config as it stands'}"
+    return UserError(what, f"{error.why}\n{wait}", "\n".join(["close them, or wait", *holders]), exit_code=1)
 
 
 def told_about_cpu(flops: float) -> list[str]:
@@ -132,11 +149,12 @@ def _first_stepper(
             stepper = new_stepper(model, config, fit.setting, device, dtype, compiled=compiled, room=room)
             break
         except Exception as error:
-            if not is_out_of_memory(error) or fit.down(0) is None:
+            next_one = fit.refused if isinstance(error, UserError) else fit.down
+            if not ran_out(error) or next_one(0) is None:
                 raise
             forget(error)
     if fit.setting != chosen:
-        notes.append(f"out of memory at the start: running with {fit.choice.words}")
+        notes.append(f"not enough memory at the start: running with {fit.choice.words}")
     return stepper
 
 

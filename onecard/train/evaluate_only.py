@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onecard.train.evaluate import evaluate_both
 from onecard.train.interrupt import StopRequest
-from onecard.train.memory import is_out_of_memory, out_of_memory
+from onecard.train.memory import forget, is_out_of_memory, out_of_memory
 from onecard.train.progress import Status, open_display
 from onecard.train.start import Run
 from onecard.train.summary import Summary
@@ -17,12 +17,17 @@ def evaluate_only(run: Run) -> Summary:
     with open_display(status) as display, StopRequest() as stop:
         for note in run.notes:
             display.say(f"note: {note}", "yellow")
-        try:
-            found = evaluate_both(run, display.inside, stop)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise out_of_memory(run.config, run.device) from error
-            raise
+        while True:
+            try:
+                found = evaluate_both(run, display.inside, stop)
+                break
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                if not run.fit.evaluate_less(run.position.step):
+                    raise out_of_memory(run.config, run.device) from error
+                forget(error)
+                display.say(f"note: out of memory: {run.fit.evaluation_batch} sequences at a time", "yellow")
         if found is not None:
             status.val_loss, status.val_bpb = found.val_loss, found.val_bpb
             summary.evaluated(found)

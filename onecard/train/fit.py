@@ -3,7 +3,8 @@ one when memory turns out to be less.
 
 What may change is plan/settings.py's Setting: micro-batch, loss chunk, recompute, offload. All exact settings
 compute the same step, so one that ran out is simply done again by another; tokens per step, data and learning
-rates do not notice. This module decides; engine.py applies; the loop tries again.
+rates do not notice. This module decides; refit.py and parking.py carry it out; the loop tries
+again. What a run begins with is first_setting.py's.
 """
 
 from __future__ import annotations
@@ -14,18 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from onecard.config import RunConfig
-from onecard.errors import UserError
-from onecard.plan.bill import CONTEXT
-from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import (
     Choice,
     Question,
-    by_kind,
-    chosen,
     fastest,
-    pinned,
     settings,
     smallest,
 )
@@ -59,14 +53,15 @@ class Failure:
 class Fit:
     """Which setting a run uses now, and which one comes next."""
 
-    def __init__(self, question: Question, setting: Setting, *, enabled: bool) -> None:
-        self.question, self.setting, self.enabled = question, setting, enabled
+    def __init__(self, question: Question, setting: Setting, *, enabled: bool, on_card: bool = True) -> None:
+        self.question, self.setting, self.enabled, self._on_card = question, setting, enabled, on_card
         self._first, self._since = setting, 0  # the one the run began with; the step that brought the present
         self.evaluation_batch = setting.micro_batch
         self._evaluation = Failure(0, _PATIENCE // 2)
         self._sizes = {setting.micro_batch}
         self._failed: dict[Setting, Failure] = {}
         self._known: dict[Setting, tuple[Choice, Choice]] = {}
+        self._barred: tuple[int, Callable[[Choice], bool]] | None = None  # what the host refused; until when
         self.in_vain = 0  # tries at the bottom since a step got through
         self._no_sample = False
         self._daring = False  # was the present setting taken though its bill was too large?
@@ -88,8 +83,22 @@ class Fit:
     def _settings(self) -> list[Setting]:
         """Every way there is. Masters and states in the bits they have: others would be another training."""
         now = self.setting
-        kept: dict[str, Any] = {n: getattr(now, n) for n in ("master_weights", "optim_states", "compile")}
-        return [replace(s, **kept) for s in settings(self.question.config, self.question.shape)]
+        names = ["master_weights", "optim_states", "compile", *(() if self.may_offload else ("offload",))]
+        kept: dict[str, Any] = {n: getattr(now, n) for n in names}
+        every = (replace(s, **kept) for s in settings(self.question.config, self.question.shape))
+        return list(dict.fromkeys(every))
+
+    @property
+    def may_offload(self) -> bool:
+        """On a CPU it takes more of the very memory that ran out."""
+        return self._on_card
+
+    def room_to_record(self, allocator: float | None) -> bool:
+        """For a graph beside what the present setting needs, of `allocator` bytes; None: as at the start."""
+        now = self.choice
+        if allocator is None:
+            return now.has_room_to_record
+        return now.bill.need + now.recording_bytes <= allocator
 
     def _with(self, setting: Setting, allocator: float) -> Choice:
         """As fast as it is with so much memory for tensors: a recorded graph takes some of it. Whether the
@@ -111,6 +120,7 @@ class Fit:
         if not self.enabled:
             return None
         there = math.inf if allocator is None else allocator
+        self._lift_bar(step)
         expected = self.choice.bill.need > there and not self._daring
         self._not_again_soon(step, ran_out=True, expected=expected)
         smallest_failed = min(_of_the_setting(self.question.answer(s)) for s in self._recent(step))
@@ -127,6 +137,31 @@ class Fit:
             return found
         self.in_vain += 1
         return self.setting if self.in_vain <= _MOST_IN_VAIN else None
+
+    def refused(self, step: int, allocator: float | None = None, stays: str | None = None) -> Setting | None:
+        """After the host had no room for the present setting, which the card had: the fastest of those that
+        ask less of it. `stays`: it had none for the move itself, so masters and states stay where they are.
+        None: there is none, or the host was not asked for anything.
+        """
+        asked, there = self.choice.bill.host, math.inf if allocator is None else allocator
+        if not self.enabled or (stays is None and not asked):
+            return None
+        self._barred = (
+            step + _PATIENCE,
+            ((lambda c: c.bill.host >= asked) if stays is None else (lambda c: c.setting.offload != stays)),
+        )
+        failed = self._recent(step)
+        left = [c for c in self._candidates(there) if c.setting not in failed]
+        least = min((_of_the_setting(self.question.answer(s)) for s in failed), default=math.inf)
+        lower = [c for c in left if _of_the_setting(c) < _LOWER * least]
+        for some in ([c for c in lower if c.bill.need <= there], lower, left):
+            if (found := self._take(some, step)) is not None:
+                return found
+        return None
+
+    def _lift_bar(self, step: int) -> None:
+        if self._barred is not None and step >= self._barred[0]:
+            self._barred = None
 
     @property
     def tried(self) -> bool:
@@ -174,6 +209,7 @@ class Fit:
         """
         if not self.enabled:
             return None
+        self._lift_bar(step)
         if self.question.rates is ANY_CARD:
             # What is faster is not known: back to what was asked for, and no further.
             if self.as_given:
@@ -225,13 +261,16 @@ class Fit:
         return [setting for setting, f in self._failed.items() if f.ran_out and f.again_at > step]
 
     def _candidates(self, allocator: float) -> Iterator[Choice]:
-        """Of few sizes of micro-batches. The smallest is always one of them: it may be all that fits."""
+        """Of few sizes of micro-batches. The smallest is always one of them: it may be all that fits. Without
+        what the host has refused."""
         smallest_size = min(setting.micro_batch for setting in self._settings)
         known = self._sizes | {smallest_size}
         full = len(known) >= MOST_MICRO_BATCHES
         for setting in self._settings:
-            if not full or setting.micro_batch in known:
-                yield self._with(setting, allocator)
+            choice = self._with(setting, allocator)
+            barred = self._barred is not None and self._barred[1](choice)
+            if (not full or setting.micro_batch in known) and not barred:
+                yield choice
 
     def _take(self, candidates: Iterable[Choice], step: int) -> Setting | None:
         found = fastest(candidates)
@@ -246,118 +285,3 @@ class Fit:
 def _of_the_setting(choice: Choice) -> int:
     """Its peak without what every setting takes."""
     return choice.bill.allocated - choice.bill.workspace.bytes
-
-
-def open_fit(question: Question, *, on_card: bool) -> Fit:
-    """The setting to begin with. On a CPU the config as it stands: its memory is not a card's."""
-    config = question.config
-    given = question.answer(setting_of(config, question.shape))
-    if not on_card:
-        return Fit(question, given.setting, enabled=config.auto_fit)
-    if not config.auto_fit:
-        if not given.fits:
-            raise _does_not_fit(question, given)
-        return Fit(question, given.setting, enabled=False)
-    found, exact = chosen(question)
-    if found is None:
-        raise _cannot_fit(question, smallest(exact))
-    return Fit(question, found.setting, enabled=True)
-
-
-def told_at_start(fit: Fit) -> list[str]:
-    """What differs from the config as it stands, and why."""
-    question, setting = fit.question, fit.setting
-    given = question.answer(setting_of(question.config, question.shape))
-    if setting == given.setting:
-        return []
-    need, there = (f"{choice.bill.process / GIB:.2f}" for choice in (given, fit.choice))
-    have = f"{question.allowed / GIB:.2f} GiB"
-    if given.fits:
-        gain = fit.choice.tokens_per_s / given.tokens_per_s - 1
-        return [
-            f"running with {fit.choice.words}: the same step, {gain:.0%} faster by prediction, {there} GiB "
-            f"of {have} instead of {need} (auto_fit=False runs it as it stands)"
-        ]
-    told = [f"as it stands it needs {need} of {have}: running with {fit.choice.words} instead ({there} GiB)"]
-    if not setting.exact and given.setting.exact:
-        told.append("nothing exact fits: this is low-bit training (bf16 masters, int8 states)")
-    return told
-
-
-def plan_of(fit: Fit, *, on_card: bool) -> dict[str, Any]:
-    """What is predicted for the run as it begins, under the names that `onecard plan --json` uses.
-
-    A CPU's memory and speed are not predicted.
-    """
-    question, choice = fit.question, fit.choice
-    step = choice.step if on_card else None
-    left, allowed = question.config.max_iters, round(question.allowed / GIB, 4)
-    return {
-        "model": {
-            "arch": question.shape.arch, "parameters": question.shape.parameters,
-            "flops_per_token": question.shape.flops_per_token,
-            "tokens_per_step": question.config.tokens_per_step, "max_iters": left,
-        },
-        "settings": choice.setting.to_json(),
-        "as_given": fit.as_given,
-        "memory": choice.bill.to_json() | {"allowed_gib": allowed} if on_card else None,
-        "speed": {
-            "tokens_per_s": round(step.tokens_per_s, 1), "step_s": round(step.seconds, 4),
-            "mfu": round(step.mfu, 4) if step.mfu else None,
-            "source": question.rates.source if question.rates else None,
-        } if step else None,
-        "time": {"seconds": round(left * step.seconds, 1)} if step else None,
-    }  # fmt: skip
-
-
-def _does_not_fit(question: Question, given: Choice) -> UserError:
-    fitting = sorted((c for _name, c in by_kind(question) if c.fits), key=lambda c: -c.tokens_per_s)
-    exact = [c for c in fitting if c.setting.exact] or fitting
-    hint = "\n".join(f"fits: {choice.words} ({_pace(choice)})" for choice in exact[:3])
-    hint += "\nauto_fit=True chooses by itself" if fitting else "nothing else fits either: onecard plan"
-    return UserError("this config does not fit, and auto_fit is off", _shortage(given), hint, exit_code=1)
-
-
-def _cannot_fit(question: Question, nearest: Choice) -> UserError:
-    """Whose fault it is: values the user pinned, or the model's size."""
-    fixed = tuple(pinned(question.config))
-    for names in (*((name,) for name in fixed), fixed):
-        found, _ = chosen(replace(question, config=_unpinned(question.config, names)))
-        if names and found is not None:
-            said = " and ".join(f"{name}={getattr(question.config, name)}" for name in names)
-            return UserError(
-                f"with {said} it cannot fit",
-                _shortage(nearest),
-                f"without: {found.words}, {_pace(found)}",
-                exit_code=1,
-            )
-    return UserError(
-        "this model does not fit in any setting",
-        _shortage(nearest),
-        "a smaller n_layer or n_embd, or a shorter block_size; `onecard plan --largest` says what fits",
-        exit_code=1,
-    )
-
-
-def _shortage(choice: Choice) -> str:
-    lines = sorted(choice.bill.all_lines(), key=lambda line: -line.bytes)[:4]
-    parts = ", ".join(f"{line.name} {line.gib:.2f}" for line in lines)
-    have = choice.question.allowed / GIB
-    if choice.short <= 0:
-        return f"{choice.host_short / GIB:.1f} GiB of host memory are missing"
-    return f"{choice.bill.process / GIB:.2f} GiB are needed ({parts} ...), {have:.2f} are there"
-
-
-def _pace(choice: Choice) -> str:
-    return f"{choice.tokens_per_s:,.0f} tokens/s expected"
-
-
-def _unpinned(config: RunConfig, names: tuple[str, ...]) -> RunConfig:
-    origins = {n: origin for n, origin in config.origins.items() if n not in names}
-    changes: dict[str, Any] = {**dict.fromkeys(names), "origins": origins}
-    return replace(config, **changes)
-
-
-def process_bytes(allocator: float) -> int:
-    """What the bill calls a process's memory, where tensors may take `allocator` bytes."""
-    return int(allocator) + CONTEXT

@@ -15,7 +15,7 @@ import torch
 from onecard import __version__
 from onecard.config import RunConfig
 from onecard.data.prefetch import Prefetcher
-from onecard.errors import UserError
+from onecard.errors import UserError, first_line
 from onecard.hardware.machine import resolve_device
 from onecard.optim.schedule import rates, shown_rate
 from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
@@ -23,14 +23,15 @@ from onecard.run.pause import PauseRequest
 from onecard.train.evaluate import evaluate_both
 from onecard.train.evaluate_only import evaluate_only
 from onecard.train.failures import DivergedError, diverged, explained, is_beyond_recovery, not_a_number
-from onecard.train.fit import plan_of
+from onecard.train.first_setting import plan_of
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
 from onecard.train.memory import is_out_of_memory, out_of_memory
+from onecard.train.parking import patiently
 from onecard.train.probe import probes
 from onecard.train.refit import Refit
 from onecard.train.start import Run, open_run
-from onecard.train.step import Stepper, StepResult
+from onecard.train.step import Stepper, StepResult, read
 from onecard.train.summary import Summary
 
 # Figures are this old at most, however rare the log lines are.
@@ -43,7 +44,7 @@ def train(config: RunConfig) -> Summary:
         run = open_run(config)
     except Exception as error:
         if is_out_of_memory(error):
-            raise out_of_memory(config, resolve_device(config.device)) from error
+            raise out_of_memory(config, resolve_device(config.device), opening=error) from error
         raise
     if config.eval_only:
         return evaluate_only(run)
@@ -71,7 +72,7 @@ class Training:
         self.journal, self.stop, self.pause, self.refit = journal, stop, pause, Refit(run, journal)
         self.saved_step = run.saved_step
         self.val_loss_of_step: tuple[int, float] | None = None
-        self._unproved = probes(run) if run.fit.enabled else []
+        self._unproved = probes(run, journal) if run.fit.enabled else []
         self._keep_step = self._sample_step = -1  # what an evaluation has left to do at this step
         self._best_before: float | None = None  # the best loss until that evaluation
         self._glanced = time.perf_counter()
@@ -195,7 +196,7 @@ class Training:
         if not self._in_flight:
             return
         began = time.perf_counter()
-        figures = torch.stack([result.figures for _, result in self._in_flight]).tolist()
+        figures = read([result for _, result in self._in_flight])
         self.journal.worked(time.perf_counter() - began)
         for (step, _), (loss, norm) in zip(self._in_flight, figures, strict=True):
             if what := not_a_number(loss, norm, self.run.dtype):
@@ -234,10 +235,11 @@ class Training:
     def _keep(self, *, final: bool) -> None:
         """Save what an evaluation found worth it. Apart from it: one that ran out is tried again alone."""
         try:
-            self._save()
+            patiently(self._save, self.run, self.journal)
             self._keep_step = -1
         except UserError as error:
-            # A full disk must not end a run that is still learning; the last save is not forgiven.
+            # A full disk, or a host without memory, must not end a run that is still learning; the last save
+            # is not forgiven.
             if final:
                 raise
             self._keep_step, self.position.best_val_loss = -1, self._best_before
@@ -271,13 +273,7 @@ class Training:
         interrupted = self.stop()
         if interrupted:
             self.journal.stopping()
-        while self.position.step > max(self.saved_step, 0):
-            self._settle()
-            try:
-                self._save()
-            except Exception as error:
-                if not self.refit.after(error, "checkpoint"):
-                    raise
+        patiently(self._save_settled, self.run, self.journal)
         return self.journal.finished(interrupted=interrupted, saved_step=self.saved_step)
 
     def _rescue(self, *, card_lost: bool) -> None:
@@ -296,4 +292,4 @@ class Training:
             self._save()
             say(f"saved step {self.position.step:,} before giving up", "yellow")
         except Exception as error:  # the first failure is the one to report; this one is only said
-            say(f"step {self.position.step:,} could not be saved: {error}", "red")
+            say(f"step {self.position.step:,} could not be saved: {first_line(error)}", "red")

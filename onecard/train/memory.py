@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -10,7 +11,7 @@ import traceback
 import torch
 
 from onecard.config import RunConfig
-from onecard.errors import UserError
+from onecard.errors import UserError, first_line
 from onecard.hardware.machine import local_gpus
 from onecard.plan.bill import CONTEXT
 from onecard.plan.search import pinned
@@ -23,7 +24,8 @@ _OUT_OF_MEMORY = (
     "DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED",  # cuDNN 9's names
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # on a full card
     "CUDA error: out of memory", "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory",
-    "DefaultCPUAllocator: not enough memory", "can't start new thread",
+    "DefaultCPUAllocator: not enough memory", "can't start new thread", "Cannot allocate memory",
+    "std::bad_alloc", "could not create a primitive", "could not create a memory object",  # oneDNN's
 )  # fmt: skip
 _LOW_BIT = "--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training"
 _SMALLER = "a smaller model or a shorter --block_size needs less of everything"
@@ -207,7 +209,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     """On a card torch has an error of its own; its libraries and the CPU have RuntimeErrors."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if isinstance(error, OSError):  # a process or a mapping that the system has no memory for
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _OUT_OF_MEMORY)
+
+
+def ran_out(error: BaseException) -> bool:
+    """The same, or the host has refused what was to move there: a UserError."""
+    return is_out_of_memory(error) or isinstance(error, UserError)
 
 
 def forget(error: BaseException) -> None:
@@ -222,10 +231,13 @@ def forget(error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def out_of_memory(config: RunConfig, device: str, tried: str | None = None) -> UserError:
+def out_of_memory(
+    config: RunConfig, device: str, tried: str | None = None, opening: BaseException | None = None
+) -> UserError:
     """What needs less, the cheapest first; what would be another training says so.
 
     `tried` is the last of the settings that auto_fit went through: none of them is advice any more.
+    `opening`: what happened, where there was no step yet.
     """
     if tried is not None:
         ways = [_LOW_BIT] if _could_be_lower(config) else []
@@ -242,10 +254,12 @@ def out_of_memory(config: RunConfig, device: str, tried: str | None = None) -> U
             f"--batch_size={half} --eval_iters={2 * config.eval_iters} evaluates as much in smaller pieces"
         ]
     ways.append(_SMALLER)
-    micro_batch = f"{config.batch_size} sequences of {config.block_size} tokens"
-    return UserError(
-        "out of memory", f"a micro-batch of {micro_batch} does not fit", "\n".join(ways), exit_code=1
-    )
+    why = f"a micro-batch of {config.batch_size} sequences of {config.block_size} tokens does not fit"
+    if opening is not None:
+        why, ways = f"while the run was being opened: {first_line(opening)}", ["close other programs", *ways]
+    elif not config.auto_fit:
+        ways.insert(0, "--auto_fit=True goes on by itself, in a setting that needs less")
+    return UserError("out of memory", why, "\n".join(ways), exit_code=1)
 
 
 def _for_training(config: RunConfig, on_card: bool) -> list[str]:

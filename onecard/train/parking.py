@@ -29,12 +29,14 @@ from onecard.train.memory import (
     is_out_of_memory,
     peak_memory_gib,
     process_bytes_on,
+    ran_out,
     reserve_of,
 )
 from onecard.train.replay import give_back
 from onecard.train.start import Run
 
 _WAIT = 1.0  # seconds before the smallest setting is tried once more
+_SAVES = 6  # tries at a checkpoint, so many seconds apart
 _LOOK_EVERY = 0.05  # seconds, for the end of a pause
 # After a pause: seconds between two tries, and how many are for the setting of before it alone. Whoever has
 # the memory may be about to give it back, and what it then runs with is slower.
@@ -100,10 +102,11 @@ def _let_go(run: Run, state: TrainingState) -> None:
 
 
 def unpark(run: Run, state: TrainingState, setting: Setting) -> None:
-    """Go on where `park` left off, in this setting. The model's weights are the parked ones."""
+    """Go on where `park` left off, in this setting: from the parked weights, whatever was tried before it."""
+    _let_go(run, state)
     stepper = new_stepper(
         run.model, run.config, setting, run.device, run.dtype, compiled=run.model.compiled,
-        room=run.fit.question.answer(setting).has_room_to_record,
+        room=run.fit.room_to_record(free_for_tensors(run)),
     )  # fmt: skip
     stepper.restore(state.optimizer, state.scaler)
     run.parked, run.stepper = None, stepper
@@ -116,8 +119,7 @@ def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
         if run.parked is None and storage_of(setting) == storage:
             _carry_out(run, setting)
             assert run.stepper is not None
-            room = run.fit.choice.has_room_to_record
-            compiled = run.model.compiled
+            room, compiled = run.fit.room_to_record(free_for_tensors(run)), run.model.compiled
             run.stepper.record(graphs_of(run.config, setting, run.device, compiled=compiled, room=room))
             return
         try:
@@ -125,22 +127,26 @@ def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
             unpark(run, run.parked or park(run), setting)
             return
         except Exception as error:
-            if not _ran_out(error) or run.fit.down(step, free_for_tensors(run)) is None:
-                raise
             if run.parked is not None:
-                _let_go(run, run.parked)
+                _let_go(run, run.parked)  # what was half built must not stay, nor its rounded weights
+            if not ran_out(error) or _next_setting(run, step, by_host=isinstance(error, UserError)) is None:
+                raise
             forget(error)
             if run.fit.setting == setting:
                 wait_for_others(run.device)
 
 
+def _next_setting(run: Run, step: int, *, by_host: bool) -> Setting | None:
+    """After the fit's setting could not be put in place, for want of the host's memory or of the card's."""
+    there = free_for_tensors(run)
+    if not by_host:
+        return run.fit.down(step, there)
+    stays = run.stepper.optimizer.storage.offload if run.stepper is not None else None
+    return run.fit.refused(step, there, stays)
+
+
 def _carry_out(run: Run, setting: Setting) -> None:
     run.model.recompute, run.model.loss_chunk = setting.recompute, setting.loss_chunk
-
-
-def _ran_out(error: BaseException) -> bool:
-    """A UserError is the host's memory: it has no room for what was to move there."""
-    return is_out_of_memory(error) or isinstance(error, UserError)
 
 
 # --- a pause
@@ -150,7 +156,7 @@ def try_to_park(run: Run) -> str | None:
         park(run)
         return None
     except Exception as error:
-        if not _ran_out(error) or run.stepper is None:
+        if not ran_out(error) or run.stepper is None:
             raise
         why = error.what if isinstance(error, UserError) else "the host has no room for the run's state"
         if isinstance(error, UserError) and error.why:
@@ -171,7 +177,34 @@ def left_on_card(device: str) -> str:
 def as_user_error(error: Exception, step: int) -> UserError:
     if isinstance(error, UserError):
         return error
-    return UserError(f"the checkpoint of step {step} could not be written", first_line(error))
+    what, hint = f"the checkpoint of step {step} could not be written", ""
+    if is_out_of_memory(error):
+        what += ": out of memory"
+        hint = "close other programs: what a checkpoint takes is the host's memory"
+    return UserError(what, first_line(error), hint, exit_code=1)
+
+
+def patiently(save: Callable[[], None], run: Run, journal: Journal) -> None:
+    """A checkpoint takes next to nothing of the card. What is short is the host's memory, and no other
+    setting gives that back: what training has left lying about may be enough, or others may be done soon."""
+    for tries in range(_SAVES):
+        try:
+            save()
+            return
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if tries + 1 == _SAVES:
+                raise as_user_error(error, run.position.step) from error
+            text = first_line(error)
+            if run.stepper is not None:
+                run.stepper.release()
+            forget(error)
+            journal.shortage(
+                "checkpoint", text, "once more, with all that is idle given back", aloud=not tries
+            )
+            if tries:
+                wait_for_others(run.device)
 
 
 def needed_by(run: Run, *, measured: bool) -> float:
@@ -219,18 +252,18 @@ def take_card(run: Run, needs: float, *, smaller_too: bool) -> str | None:
     bring_back = fit.remembered()
     while True:
         setting = fit.setting
-        problem = _problem_with(run, needs)
+        problem, by_host = _problem_with(run, needs)
         if problem is None:
             return None
         short = short or problem
-        if not smaller_too or fit.down(step, free_for_tensors(run)) in (None, setting):
+        if not smaller_too or _next_setting(run, step, by_host=by_host) in (None, setting):
             bring_back()
             return short
         needs = fit.choice.bill.need
 
 
-def _problem_with(run: Run, needs: float) -> str | None:
-    """Why the fit's setting cannot be put in place now; None: it is in place.
+def _problem_with(run: Run, needs: float) -> tuple[str | None, bool]:
+    """Why the fit's setting cannot be put in place now, and whether it is for the host; None: it is in place.
 
     Asked for beforehand: a run that takes what it can get fails at its first step instead, or makes the other
     program fail, and where the driver moves memory to the host nothing fails and all is slow.
@@ -239,18 +272,19 @@ def _problem_with(run: Run, needs: float) -> str | None:
     free, setting, state = free_for_tensors(run), run.fit.setting, run.parked
     assert state is not None
     if free is not None and free < needs:
-        return f"{needs / GIB:.2f} GiB are needed, {max(free, 0) / GIB:.2f} GiB are free"
+        return f"{needs / GIB:.2f} GiB are needed, {max(free, 0) / GIB:.2f} GiB are free", False
     try:
         _carry_out(run, setting)
         unpark(run, state, setting)
-        return None
+        return None, False
     except Exception as error:
-        if not _ran_out(error):
+        if not ran_out(error):
             raise
+        by_host = isinstance(error, UserError)
         problem = error.why or error.what if isinstance(error, UserError) else first_line(error)
         _let_go(run, state)
         forget(error)
-        return problem
+        return problem, by_host
 
 
 def free_for_tensors(run: Run) -> float | None:

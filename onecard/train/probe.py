@@ -13,12 +13,14 @@ from itertools import islice
 from onecard.errors import UserError
 from onecard.generate.decode import Sampling, generate
 from onecard.train.evaluate import evaluate
+from onecard.train.journal import Journal
+from onecard.train.parking import patiently
 from onecard.train.start import Run
 
 Probe = tuple[str, Callable[[], None]]
 
 
-def probes(run: Run) -> list[Probe]:
+def probes(run: Run, journal: Journal) -> list[Probe]:
     """Named as the loop names what it does. A run that begins evaluates before its first step anyway; one
     that goes on from a checkpoint mostly does not, even where its step has an evaluation: that was done."""
     found: list[Probe] = []
@@ -27,7 +29,7 @@ def probes(run: Run) -> list[Probe]:
         found.append(("evaluation", lambda: _evaluation(run)))
     if run.tokenizer is not None and run.config.sample_tokens:
         found.append(("sampling", lambda: _sampling(run)))
-    return [*found, ("checkpoint", lambda: _checkpoint(run))]
+    return [*found, ("checkpoint", lambda: patiently(lambda: _checkpoint(run), run, journal))]
 
 
 def _evaluation(run: Run) -> None:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from onecard.train.memory import (
     is_out_of_memory,
     measure_afresh,
     peak_memory_gib,
+    ran_out,
     reserve_of,
 )
 from onecard.train.neighbours import look_at, spilling_platform, told_about
@@ -55,7 +57,6 @@ _STEADY, _MEASURED = 8, 16
 # nothing smaller was better, it is borne for so many steps.
 _THRASHING_EVERY, _THRASHING, _BORNE = 8, 4, 2048
 _NOTICE_EVERY = 60.0  # seconds between looks at who else is on the card
-_BESIDE = ("sampling", "checkpoint")  # what is done while training rests
 # A change that was to be faster and measures so much slower is taken back.
 _SLOWER = 0.98
 # How far a measured peak may move predictions for other settings: further, and it is not the bill that errs.
@@ -82,7 +83,8 @@ class Refit:
         self._tight_from = 0, 0.0  # steps and seconds finished when the first of them found it
         self._bearable: dict[Setting, int] = {}  # tight ones that nothing smaller is better than; until when
         self._stage: Stage | None = None
-        self._emptied_for: tuple[str, int] | None = None
+        self._emptied_for: int | None = None  # the step whose sample is tried again
+        self._short = False  # was there too little, by the bill, when no setting was left?
         first = look_at(run.device)
         run.notes += told_about(first)
         self._watch = SpeedWatch(spilling_platform() is not None, first)
@@ -106,7 +108,7 @@ class Refit:
         try:
             again = self._deal_with(error, where)
         except Exception as another:
-            if not is_out_of_memory(another) or self.run.parked is None:
+            if not ran_out(another) or self.run.parked is None:
                 raise
             forget(another)  # nothing could be put in place: all is in host memory, and may wait there
             again = False
@@ -124,10 +126,10 @@ class Refit:
             forget(error)
             self.journal.shortage(where, text, f"{self.fit.evaluation_batch} sequences at a time")
             return True
-        if where in _BESIDE and self.fit.enabled and self._emptied_for != (where, step):
+        if where == "sampling" and self.fit.enabled and self._emptied_for != step:
             # Training rests meanwhile: how it is carried out matters little, what it left lying about may be
             # enough.
-            self._emptied_for = where, step
+            self._emptied_for = step
             run.stepper.release()
             forget(error)
             self.journal.shortage(where, text, "once more on an emptied card", aloud=False)
@@ -143,7 +145,9 @@ class Refit:
         forget(error)
         run.stepper.release()
         self._cap_anew()  # what others have given back may be used, what they have taken is theirs
-        if self.fit.down(step, free_for_tensors(run)) is None:
+        there = free_for_tensors(run)
+        if self.fit.down(step, there) is None:
+            self._short = there is not None and there < self.fit.least_need
             return False
         self._stage = None
         change_setting(run, step)
@@ -155,12 +159,18 @@ class Refit:
             self.journal.shortage(where, text, again, aloud=self.fit.in_vain == 1)
             wait_for_others(run.device)
             return True
-        self.journal.refitted(
-            f"out of memory in {where}: going on with {after.words}", where=where, error=text,
-            before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
-            predicted_gib=round(before.bill.allocated / GIB, 3), now_gib=round(after.bill.allocated / GIB, 3),
-        )  # fmt: skip
+        told = f"out of memory in {where}: going on with {after.words}"
+        self._tell(told, where, before, error=text, measured_gib=peak)
         return True
+
+    def _tell(self, text: str, where: str, before: Choice, **more: Any) -> None:
+        """Of a change that is made: both settings with their bills."""
+        after = self.fit.choice
+        self.journal.refitted(
+            text, where=where, before=before.setting.to_json(), after=after.setting.to_json(),
+            predicted_gib=round(before.bill.allocated / GIB, 3), now_gib=round(after.bill.allocated / GIB, 3),
+            **more,
+        )  # fmt: skip
 
     def wait(
         self, error: BaseException, wanted: PauseRequest, stop: Callable[[], bool], save: Callable[[], None]
@@ -168,10 +178,15 @@ class Refit:
         """Nothing is small enough for what others have left of the card: the run waits in host memory until
         they give some back, or it is to end. False: it is not others who have it, or the host has no room.
         """
-        run = self.run
-        there, needs = free_for_tensors(run), self.fit.least_need
+        run, was_short = self.run, self._short
+        there, needs, self._short = free_for_tensors(run), self.fit.least_need, False
         half_way = run.stepper is not None and run.stepper.updating
-        if not is_out_of_memory(error) or not self.fit.enabled or half_way or there is None or there >= needs:
+        if not is_out_of_memory(error) or not self.fit.enabled or half_way or there is None:
+            return False
+        if there >= needs and run.parked is None:
+            self.fit.progressed()
+            return was_short  # given back a moment ago: once more
+        if there >= needs and not was_short:
             return False
         if run.parked is None and try_to_park(run) is not None:
             return False
@@ -214,14 +229,10 @@ class Refit:
         self._resumed_at = self.journal.session[0]
         self.journal.going_on()
         if self.fit.setting != before.setting:
-            after = self.fit.choice
             self._stage = None
             self._another_setting()
-            self.journal.refitted(
-                f"there is less memory than before: going on with {after.words}",
-                where="pause", before=before.setting.to_json(), after=after.setting.to_json(),
-                now_gib=round(after.bill.allocated / GIB, 3),
-            )  # fmt: skip
+            told = f"there is less memory than before: going on with {self.fit.choice.words}"
+            self._tell(told, "pause", before)
         wanted.over()
 
     def settled(self) -> None:
@@ -259,9 +270,17 @@ class Refit:
         self.journal.speed_changed(verdict.text, asdict(verdict))
         if verdict.reason != "spilling":
             return False
-        changed = self.after(torch.OutOfMemoryError(verdict.text), "training")
+        changed = self._leave(verdict.text)
         if changed:
             self._cap_anew()  # what others have taken since is no longer ours to fill
+        return changed
+
+    def _leave(self, why: str) -> bool:
+        """The present setting, as if it had run out. Where nothing can be put in its place it has."""
+        error = torch.OutOfMemoryError(why)
+        changed = self.after(error, "training")
+        if self.run.stepper is None:
+            raise error  # all is parked, and may wait
         return changed
 
     def _cap_anew(self) -> None:
@@ -314,29 +333,20 @@ class Refit:
         after = self.fit.choice
         if after.setting != wanted:
             self._another_setting()
-            self.journal.refitted(
-                f"there was not enough memory for {self.fit.question.answer(wanted).words} after all: "
-                f"going on with {after.words}", where="climb",
-                before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
-                predicted_gib=round(before.bill.allocated / GIB, 3),
-                now_gib=round(after.bill.allocated / GIB, 3),
-            )  # fmt: skip
+            found = f"there was not enough memory for {self.fit.question.answer(wanted).words} after all"
+            self._tell(f"{found}: going on with {after.words}", "climb", before, measured_gib=peak)
             return True
         self._another_setting(self._watch.usual)
         self._stage = Stage(before, speed)
-        self.journal.refitted(
-            f"there is memory for more: going on with {after.words}", where="climb",
-            before=before.setting.to_json(), after=after.setting.to_json(), measured_gib=peak,
-            predicted_gib=round(before.bill.allocated / GIB, 3),
-            now_gib=round(after.bill.allocated / GIB, 3),
-            predicted_gain=_gain(before.tokens_per_s, after.tokens_per_s),
-        )  # fmt: skip
+        gain = _gain(before.tokens_per_s, after.tokens_per_s)
+        told = f"there is memory for more: going on with {after.words}"
+        self._tell(told, "climb", before, measured_gib=peak, predicted_gain=gain)
         return True
 
     def _leave_tight(self, speed: float) -> bool:
         before = self.fit.choice
         told = f"the allocator started over {_THRASHING} times or more in {_THRASHING_EVERY} steps, twice"
-        changed = self.after(torch.OutOfMemoryError(told), "training")
+        changed = self._leave(told)
         if self.fit.setting == before.setting:
             self._bear(before.setting)  # nothing is smaller: to try and tell it once is enough
         else:
@@ -370,10 +380,8 @@ class Refit:
         self.fit.back(stage.before.setting, run.position.step)
         change_setting(run, run.position.step)
         self._another_setting()
-        self.journal.refitted(
-            f"that made it {-gain:.0%} slower: going back to {self.fit.choice.words}", where="back",
-            before=now.setting.to_json(), after=self.fit.setting.to_json(), measured_gain=gain,
-        )  # fmt: skip
+        told = f"that made it {-gain:.0%} slower: going back to {self.fit.choice.words}"
+        self._tell(told, "back", now, measured_gain=gain)
         return True
 
 

@@ -140,7 +140,7 @@ class Replay:
             self.give_up(error)
         return False
 
-    def give_up(self, error: RuntimeError) -> None:
+    def give_up(self, error: Exception) -> None:
         """Nothing is recorded any more, and the memory of what was is free."""
         self.problem, self.ran_out = first_line(error), is_out_of_memory(error)
         self.release()

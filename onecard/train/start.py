@@ -28,7 +28,7 @@ from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_ch
 from onecard.shapes import GPT2Shape, Shape
 from onecard.train.engine import build_stepper, choose_kernel, make_room
 from onecard.train.fit import Fit
-from onecard.train.memory import use_expandable_segments
+from onecard.train.memory import forget, is_out_of_memory, use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
@@ -122,15 +122,13 @@ def open_run(config: RunConfig) -> Run:
     val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size, wanted)
     sequences = Sequences(train_tokens, shape.block_size, config.seed)
 
-    model = _fresh_model(shape, config) if source is None else _model_from(source, shape)
-    model.attention_kernel = kernel
-    stepper = build_stepper(model, config, fit, device, dtype, notes)
+    model, stepper = _built(source, shape, config, fit, kernel, device, dtype, notes)
     position = first_position(sequences, train_tokens)
     began = f"{shape.parameters / 1e6:.2f}M parameters, a new model from scratch"
     if source is not None:
         began = f"from {source.weights.description}"
         if source.continues:
-            position = _continue(source, stepper, sequences, train_tokens, config, notes)
+            position = _position(source, sequences, train_tokens, config, notes)
     saved_step = source.checkpoint.step if source is not None and source.checkpoint is not None else -1
     # Opened again: the run's own file is refreshed by the reading thread when an epoch ends.
     train_again = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
@@ -284,31 +282,53 @@ def _model_from(source: Source, shape: Shape) -> Decoder:
     return model
 
 
-def _continue(
-    source: Source,
-    stepper: Stepper | None,
-    sequences: Sequences,
-    tokens: TokenFile,
-    config: RunConfig,
+def _built(
+    source: Source | None, shape: Shape, config: RunConfig, fit: Fit, kernel: str, device: str, dtype: str,
     notes: list[str],
-) -> Position:
-    """Restore moments and position."""
+) -> tuple[Decoder, Stepper | None]:  # fmt: skip
+    """The model on its device and what trains it, moments of an earlier start included. What runs out is
+    built again from the beginning, for the next setting: nothing half restored is gone on with."""
+    while True:
+        known = len(notes)
+        model = _fresh_model(shape, config) if source is None else _model_from(source, shape)
+        model.attention_kernel = kernel
+        stepper = build_stepper(model, config, fit, device, dtype, notes)
+        try:
+            if source is not None and source.continues and stepper is not None:
+                _restore(source, stepper, config)
+            return model, stepper
+        except Exception as error:
+            if not is_out_of_memory(error) or fit.down(0) is None:
+                raise
+            del model, stepper, notes[known:]
+            forget(error)
+            notes.append(f"out of memory while moments were read: running with {fit.choice.words}")
+
+
+def _restore(source: Source, stepper: Stepper, config: RunConfig) -> None:
+    """Moments and loss scale as they were saved."""
     if source.checkpoint is not None:
-        if stepper is not None:
-            moments = _cropped(source.checkpoint.optimizer_tensors(), config.block_size)
-            stepper.restore(moments, source.checkpoint.state["scaler"])
-        return position_of_checkpoint(source.checkpoint, config, sequences, tokens, notes)
+        moments = _cropped(source.checkpoint.optimizer_tensors(), config.block_size)
+        stepper.restore(moments, source.checkpoint.state["scaler"])
+        return
     found = source.weights.nanogpt
     assert found is not None
-    if stepper is None:
-        return position_of_nanogpt(found, config, sequences, tokens)
     tensors: dict[str, torch.Tensor] = {}
     for name, (exp_avg, exp_avg_sq) in found.moments.items():
         tensors |= {f"exp_avg.{name}": exp_avg, f"exp_avg_sq.{name}": exp_avg_sq}
     if tensors:
         tensors["steps"] = torch.tensor(int(found.optimizer_step))
     stepper.restore(_cropped(tensors, config.block_size), {})
-    return position_of_nanogpt(found, config, sequences, tokens)
+
+
+def _position(
+    source: Source, sequences: Sequences, tokens: TokenFile, config: RunConfig, notes: list[str]
+) -> Position:
+    """Where the earlier start was."""
+    if source.checkpoint is not None:
+        return position_of_checkpoint(source.checkpoint, config, sequences, tokens, notes)
+    assert source.weights.nanogpt is not None
+    return position_of_nanogpt(source.weights.nanogpt, config, sequences, tokens)
 
 
 def _cropped(tensors: dict[str, torch.Tensor], block_size: int) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ from onecard.optim.rules import Rates, Rules, adamw_for_all
 from onecard.plan.bill import micro_batch_bytes, recorded_bytes
 from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
-from onecard.train.memory import is_capped, measure_afresh, peak_memory_gib
+from onecard.train.memory import is_capped, is_out_of_memory, measure_afresh, peak_memory_gib
 from onecard.train.replay import (
     Compute,
     CudaRecording,
@@ -38,12 +38,26 @@ _TOTALS_STREAM = 1
 class StepResult:
     """Tensors stay on the device until a number is asked for: reading one waits for the GPU."""
 
-    loss: Tensor
-    grad_norm: Tensor
+    figures: Tensor  # loss, and the norm of the gradient before clipping
 
     @property
-    def figures(self) -> Tensor:
-        return torch.stack((self.loss, self.grad_norm.to(self.loss)))
+    def loss(self) -> Tensor:
+        return self.figures[0]
+
+    @property
+    def grad_norm(self) -> Tensor:
+        return self.figures[1]
+
+
+def read(results: Sequence[StepResult]) -> list[tuple[float, float]]:
+    """All in one go, since every read waits for the card; one by one where it has no room even for that."""
+    figures = [result.figures for result in results]
+    try:
+        return [(loss, norm) for loss, norm in torch.stack(figures).tolist()]
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return [(loss, norm) for loss, norm in (each.tolist() for each in figures)]
 
 
 class Stepper:
@@ -136,7 +150,9 @@ class Stepper:
         try:
             take_workspaces(self.device)
             torch.empty(room, dtype=torch.uint8, device=self.device)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             return  # it may fit bit by bit all the same
         if peak_memory_gib(self.device) != peak:
             measure_afresh(self.device)  # nothing has used it: it is no peak
@@ -171,7 +187,7 @@ class Stepper:
     ) -> StepResult | None:
         """One step, or None if `stop` said so between micro-batches; then nothing has changed."""
         step_tokens = sum(micros.sizes) * self.model.shape.block_size
-        loss = torch.zeros((), device=self.device)
+        figures = torch.zeros(2, device=self.device)  # there before the update, after which nothing may fail
         try:
             if not self._rehearsed:
                 self._rehearse(*sorted(set(micros.sizes), reverse=True))
@@ -179,9 +195,10 @@ class Stepper:
                 if stop():
                     self._clear()
                     return None
-                loss += self.backward(micro, step_tokens)
+                figures[0] += self.backward(micro, step_tokens)
                 on_micro(done + 1, len(micros))
-            return StepResult(loss, self.update(rates))
+            figures[1].copy_(self.update(rates))
+            return StepResult(figures)
         except BaseException:
             if not self.updating:
                 self._clear()  # whoever tries the step again must not find half of it
@@ -242,8 +259,8 @@ class Stepper:
         """A recording keeps its memory during an update too: where both do not fit, it goes."""
         try:
             self.optimizer.make_ready()
-        except torch.OutOfMemoryError as error:
-            if self.replay is None or not self.replay.held_bytes:
+        except Exception as error:
+            if not is_out_of_memory(error) or self.replay is None or not self.replay.held_bytes:
                 raise
             self.replay.give_up(error)
             self.optimizer.make_ready()

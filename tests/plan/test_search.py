@@ -34,7 +34,7 @@ from onecard.plan.search import (
 )
 from onecard.plan.settings import setting_of
 from onecard.shapes import PRETRAINED
-from onecard.train.fit import open_fit
+from onecard.train.first_setting import open_fit
 
 SMALL = ["--n_layer=4", "--n_head=4", "--n_embd=256", "--vocab_size=512", "--block_size=256",
          "--batch_size=6", "--gradient_accumulation_steps=4", "--max_iters=100"]  # fmt: skip

@@ -14,7 +14,7 @@ from questions import config, target
 from onecard.plan.answer import question_of
 from onecard.plan.lines import GIB
 from onecard.plan.search import chosen
-from onecard.train.fit import process_bytes
+from onecard.train.first_setting import process_bytes
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SWEPT = json.loads((BENCHMARKS / "results" / "2026-11-18-fit-h200.json").read_text())["rows"]["sweep"]

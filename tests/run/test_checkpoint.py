@@ -74,7 +74,7 @@ def test_a_failure_at_any_write_leaves_the_earlier_checkpoints_and_no_half_one(
         return call
 
     monkeypatch.setattr(os, "fsync", counted(os.fsync))
-    monkeypatch.setattr(module, "save_file", counted(module.save_file))
+    monkeypatch.setattr(module, "write_tensors", counted(module.write_tensors))
     monkeypatch.setattr(Path, "rename", counted(Path.rename))
     with pytest.raises(UserError, match="step 2 could not be written") as failure:
         save(tmp_path, 2)
@@ -91,7 +91,7 @@ def test_a_failure_at_any_write_leaves_the_earlier_checkpoints_and_no_half_one(
 
 def test_all_writes_are_covered_by_the_failure_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
-    real_fsync, real_save, real_rename = os.fsync, module.save_file, Path.rename
+    real_fsync, real_save, real_rename = os.fsync, module.write_tensors, Path.rename
 
     def counted(real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ def test_all_writes_are_covered_by_the_failure_test(tmp_path: Path, monkeypatch:
         return call
 
     monkeypatch.setattr(os, "fsync", counted(real_fsync))
-    monkeypatch.setattr(module, "save_file", counted(real_save))
+    monkeypatch.setattr(module, "write_tensors", counted(real_save))
     monkeypatch.setattr(Path, "rename", counted(real_rename))
     save(tmp_path, 1)
     assert calls == 11

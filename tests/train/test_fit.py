@@ -31,7 +31,8 @@ from onecard.train import loop as loop_module
 from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
-from onecard.train.fit import MOST_MICRO_BATCHES, Fit, open_fit, told_at_start
+from onecard.train.first_setting import open_fit, told_at_start
+from onecard.train.fit import MOST_MICRO_BATCHES, Fit
 from onecard.train.journal import Journal
 from onecard.train.loop import Training, train
 from onecard.train.refit import Refit
@@ -115,6 +116,7 @@ def test_a_hundred_times_out_of_memory_changes_nothing(
 ) -> None:
     for module in (regions, standing_module):
         monkeypatch.setattr(module, "PIECE", 2**10)  # small beside this small model: offloading saves
+    monkeypatch.setattr(Fit, "may_offload", True)  # as on a card
     wider = "--n_embd=36"  # a shape of its own: what stands is remembered by shape
     quiet = train(config("--out_dir=quiet", "--max_iters=400", wider))
     monkeypatch.setattr(refit_module, "_CLIMB_EVERY", 3)

@@ -30,7 +30,8 @@ from onecard.train import loop as loop_module
 from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
-from onecard.train.fit import Fit, open_fit
+from onecard.train.first_setting import open_fit
+from onecard.train.fit import Fit
 from onecard.train.loop import Training, train
 from onecard.train.step import Stepper
 
@@ -79,6 +80,7 @@ def to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         return fit.setting
 
     monkeypatch.setattr(Fit, "down", down)
+    monkeypatch.setattr(Fit, "may_offload", True)  # as on a card
 
 
 def full_at_step(monkeypatch: pytest.MonkeyPatch, *steps: int) -> list[int]:
@@ -170,9 +172,10 @@ def test_a_change_that_fails_itself_is_tried_in_another_way(
     full_at_step(monkeypatch, 6)
     owner = Stepper if place == "restore" else parking_module
     error = UserError("masters do not fit into this machine's memory") if host else MemoryError()
-    failed = fail_from(monkeypatch, owner, place, range(4), error)
+    tries = 1 if host else 4  # what the host refuses is not asked of it again
+    failed = fail_from(monkeypatch, owner, place, range(tries), error)
     train(config())
-    assert len(failed) == 4
+    assert len(failed) == tries
     for name, expected in weights("quiet").items():
         assert (weights()[name] - expected).abs().max() < 1e-9, name
 
@@ -206,15 +209,30 @@ def test_a_checkpoint_that_ran_out_is_written_all_the_same(
     assert not events("refitted"), "letting go of what training had left behind was enough"
 
 
-def test_a_checkpoint_that_runs_out_again_changes_the_setting(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError(FULL)])
+def test_a_checkpoint_that_runs_out_again_and_again_is_left_out(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
+    """As on a full disk: training is not made slower for it, and does not end."""
     train(config("--out_dir=quiet"))
-    failed = fail_from(monkeypatch, loop_module, "save_checkpoint", range(2))
-    train(config())
-    assert len(failed) == 2
-    assert saved_steps() == saved_steps("quiet")
-    assert [event["where"] for event in events("refitted")] == ["checkpoint"]
+    tries = parking_module._SAVES
+    failed = fail_from(monkeypatch, loop_module, "save_checkpoint", range(tries + 2), error)
+    assert train(config()).values["step"] == 20
+    assert len(failed) == tries + 2
+    assert saved_steps("quiet") == [5, 10, 15, 20] and saved_steps() == [10, 15, 20]
+    (left_out,) = events("save failed")
+    assert left_out["step"] == 5 and not events("refitted")
+    assert "the checkpoint of step 5 could not be written: out of memory" in "".join(capsys.readouterr())
+
+
+def test_the_last_checkpoint_is_not_left_out_in_silence(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_from(monkeypatch, loop_module, "save_checkpoint", range(10**6), MemoryError())
+    with pytest.raises(UserError, match="checkpoint of step 6 could not be written: out of memory") as ended:
+        train(config("--max_iters=6", "--eval_interval=100"))
+    assert "6 steps after it are lost" in ended.value.why or "nothing had been saved" in ended.value.why
+    assert "could not be saved: MemoryError" in "".join(capsys.readouterr())
 
 
 def test_the_save_after_ctrl_c_may_run_out_too(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

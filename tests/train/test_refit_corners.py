@@ -34,7 +34,8 @@ from onecard.train import loop as loop_module
 from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
-from onecard.train.fit import MOST_MICRO_BATCHES, Fit, _of_the_setting, open_fit
+from onecard.train.first_setting import open_fit
+from onecard.train.fit import MOST_MICRO_BATCHES, Fit, _of_the_setting
 from onecard.train.loop import train
 from onecard.train.memory import is_out_of_memory
 from onecard.train.step import Stepper
@@ -385,7 +386,7 @@ def test_a_start_that_runs_out_is_carried_out_in_another_way(
     monkeypatch.setattr(engine_module, "new_stepper", built)
     summary = train(config())
     assert summary.values["step"] == 20 and len(set(settings_tried)) == 3
-    assert "out of memory at the start: running with" in "".join(capsys.readouterr())
+    assert "not enough memory at the start: running with" in "".join(capsys.readouterr())
     assert json.loads((Path("out") / "plan.json").read_text())["settings"] == settings_tried[-1].to_json()
 
 

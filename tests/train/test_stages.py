@@ -34,7 +34,8 @@ from onecard.train import parking as parking_module
 from onecard.train import probe as probe_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
-from onecard.train.fit import MOST_MICRO_BATCHES, Fit, open_fit, plan_of, process_bytes, told_at_start
+from onecard.train.first_setting import open_fit, plan_of, process_bytes, told_at_start
+from onecard.train.fit import MOST_MICRO_BATCHES, Fit
 from onecard.train.loop import train
 from onecard.train.neighbours import Look
 from onecard.train.refit import _OF_TRAINING, Refit
@@ -330,9 +331,10 @@ def test_probing_changes_nothing_that_is_learned(workplace: Path, monkeypatch: p
         assert torch.equal(weights("probed")[name], expected), name
 
 
-def test_a_probe_that_runs_out_is_mended_before_the_first_step(
+def test_a_checkpoint_that_cannot_be_made_is_no_surprise_after_an_hour(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A host that is short for a moment is waited for; one that stays so ends the run before it begins."""
     plain, calls, done = probe_module._checkpoint, iter(range(100)), []
 
     def full(run: Any) -> None:
@@ -344,8 +346,13 @@ def test_a_probe_that_runs_out_is_mended_before_the_first_step(
     monkeypatch.setattr(probe_module, "_checkpoint", full)
     summary = train(config())
     assert done == [0]
-    assert [(e["where"], e["step"]) for e in events("refitted")] == [("checkpoint", 0)]
+    assert not events("refitted"), "no setting gives the host's memory back"
     assert summary.values["step"] == 24
+    fail = MemoryError()
+    monkeypatch.setattr(probe_module, "_checkpoint", lambda run: (_ for _ in ()).throw(fail))
+    with pytest.raises(UserError, match="checkpoint of step 0 could not be written: out of memory") as ended:
+        train(config("--out_dir=other"))
+    assert "the host's memory" in ended.value.hint and ended.value.why == "MemoryError"
 
 
 @pytest.mark.parametrize("failures", [1, 10**6])
