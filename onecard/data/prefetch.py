@@ -60,7 +60,9 @@ class _Failed:
 
 
 class _Life:
-    """Held by the thread alone: gone with it, however it ended."""
+    """Held by the thread alone: over when it ends, and gone with it where it never came to its first line."""
+
+    over = False
 
 
 def micro_sizes(step_sequences: int, micro_batch: int) -> list[int]:
@@ -145,7 +147,8 @@ class Prefetcher:
 
     @property
     def _alive(self) -> bool:
-        return self._life is not None and self._life() is not None
+        life = self._life() if self._life is not None else None
+        return life is not None and not life.over
 
     def next_step(self) -> Step:
         """The next step's micro-batches and the state once they are trained on."""
@@ -216,7 +219,10 @@ class Prefetcher:
         return Micro(x_BT, y_BT, id_B)
 
     def _live(self, state: DataState, life: _Life) -> None:
-        self._read_ahead(state)
+        try:
+            self._read_ahead(state)
+        finally:
+            life.over = True  # an error that somebody keeps would keep it
 
     def _read_ahead(self, state: DataState) -> None:
         try:

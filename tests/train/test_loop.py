@@ -820,7 +820,8 @@ def test_out_of_memory_says_what_to_change(workplace: Path, monkeypatch: pytest.
     monkeypatch.setattr(Stepper, "backward", backward)
     with pytest.raises(UserError, match="out of memory") as stopped:
         train(config("--auto_fit=False"))
-    recompute, split, low_bit, _ = stopped.value.hint.splitlines()
+    by_itself, recompute, split, low_bit, _ = stopped.value.hint.splitlines()
+    assert by_itself.startswith("--auto_fit=True")
     assert "not the same training" in low_bit
     assert recompute.startswith("--recompute=block")
     assert split.startswith("--batch_size=2 --gradient_accumulation_steps=4")
