@@ -51,7 +51,7 @@ def train(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     asked = next((word for word in arguments if word in ("--pause", "--resume-now")), None)
     arguments = [word for word in arguments if word not in ("--json", "--pause", "--resume-now")]
-    from onecard.run.directory import RunDirectory, load_run_config
+    from onecard.run.directory import RunDirectory, load_run_config, refuse_a_slip
 
     config = load_run_config(arguments, also_known=_names(SampleConfig))
     if asked is not None:
@@ -63,6 +63,7 @@ def train(arguments: Sequence[str]) -> int:
         else:
             print(ask_to_go_on(directory))
         return 0
+    refuse_a_slip(config)
     need_package("torch", "train", "training")
     from onecard.train.loop import train as run_training
 
@@ -117,9 +118,10 @@ def plan(arguments: Sequence[str]) -> int:
     return plan_command(arguments, _config_to_plan)
 
 
-def _config_to_plan(words: Sequence[str]) -> RunConfig:
-    """As train would read these words. A run's folder stands for its --out_dir."""
-    from onecard.run.directory import load_run_config
+def _config_to_plan(words: Sequence[str]) -> tuple[RunConfig, int]:
+    """As train would read these words, and the steps that are done of a run that would go on. A run's folder
+    stands for its --out_dir."""
+    from onecard.run.directory import RunDirectory, load_run_config
 
     folders = [word for word in words if not word.startswith("-") and _is_run(word)]
     if len(folders) > 1:
@@ -131,7 +133,8 @@ def _config_to_plan(words: Sequence[str]) -> RunConfig:
     if brought and not any(word.startswith("--out_dir") for word in words):
         note = f"the run in {config.out_dir} goes on, with values it was begun with (--fresh plans a new one)"
         config = dataclasses.replace(config, notes=(*config.notes, note))
-    return config
+    goes_on = brought and not config.fresh and config.init_from in ("auto", "resume")
+    return config, RunDirectory(config.out_dir).newest_step() if goes_on else 0
 
 
 def _is_run(word: str) -> bool:

@@ -298,7 +298,7 @@ class RunConfig(Config):
         usual: dict[str, Any] = {f.name: f.default for f in knobs(type(self)) if f.name in left}
         origins = {name: origin for name, origin in self.origins.items() if name not in left}
         where = self.origins[other].rpartition(":")[0] or self.origins[other]
-        note = f"{given[0]} of the command line counts: {' and '.join(sorted(left))} of {where} not used"
+        note = f"--{given[0]} is used; {' and '.join(sorted(left))} of {where} {'is' if len(left) == 1 else 'are'} not"
         return dataclasses.replace(self, **usual, origins=origins, notes=(*self.notes, note))
 
     def _with_defaults(self, **values: Any) -> RunConfig:

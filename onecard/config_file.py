@@ -219,9 +219,10 @@ def evaluate(node: ast.expr, lookup: Callable[[str], Value]) -> Value:
         case ast.Call():
             raise _CannotEvaluateError(node, "a call is not understood in a config", _CALL_HINT)
         case _:
-            raise _CannotEvaluateError(
-                node, "this value is not understood in a config", "use a number, a string, True or False"
-            )
+            hint = "use a number, a string, True or False"
+            if "is_available" in ast.unparse(node) or "is_bf16_supported" in ast.unparse(node):
+                hint = "leave the line out: the best device and dtype there are will be used"
+            raise _CannotEvaluateError(node, "this value is not understood in a config", hint)
 
 
 def _binary(node: ast.BinOp, op: ast.operator, left: Value, right: Value) -> Value:

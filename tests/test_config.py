@@ -804,5 +804,5 @@ def test_the_command_line_beats_a_file_also_in_another_unit(
     path = config_file(tmp_path, "gradient_accumulation_steps = 1\n" + written)
     config = train(path, said)
     assert (config.max_iters, config.lr_decay_iters) == (80, decay)
-    (note,) = (n for n in config.notes if "of the command line counts" in n)
-    assert f": {left} {path} not used" in note
+    (note,) = (n for n in config.notes if "--tokens is used" in n or "--max_iters is used" in n)
+    assert f"; {left} {path} {'are' if ' and ' in left else 'is'} not" in note

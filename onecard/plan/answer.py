@@ -157,6 +157,7 @@ class Answer:
                 "arch": self.question.shape.arch, "parameters": self.question.shape.parameters,
                 "flops_per_token": self.question.shape.flops_per_token,
                 "tokens_per_step": self.config.tokens_per_step, "max_iters": self.config.max_iters,
+                "steps_done": self.options.steps_done,
             },
             "gpu": {
                 "name": self.target.card.name, "capacity_gib": round(self.target.capacity / GIB, 3),
@@ -235,12 +236,15 @@ def for_vocabulary(loss: LossRange, vocabulary: int) -> LossRange:
 
 
 def cost_of_choice(choice: Choice, target: Target, options: Options) -> Cost | None:
-    """The whole run in this setting; None where its speed is not known."""
+    """The whole run in this setting, or what is left of it; None where its speed is not known."""
     if choice.step is None:
         return None
     question = choice.question
+    config = dataclasses.replace(
+        question.config, max_iters=max(question.config.max_iters - options.steps_done, 0)
+    )
     return cost_of(
-        question.config, choice.step, target.card, checkpoint_of(choice), compiled=choice.setting.compile,
+        config, choice.step, target.card, checkpoint_of(choice), compiled=choice.setting.compile,
         kinds_of_layers=kinds_of_layers(question.shape), idle_watts=options.idle_watts_beside(target.card),
         price=options.price, currency=options.currency,
     )  # fmt: skip

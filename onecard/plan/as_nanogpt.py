@@ -163,7 +163,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     from rich.text import Text
 
     from onecard.plan.command import console
-    from onecard.plan.show import TELLING, model_name
+    from onecard.plan.show import TELLING, expected, model_name
 
     out = console()
     title = Text.from_markup(f"[bold]nanoGPT[/bold], {model_name(shape)}")
@@ -195,6 +195,9 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
         table.append(Row(f"onecard, {ours.told}", figures, _("fits"), "bold"))
     headings = [_("allocated GiB"), _("reserved GiB"), _("GiB with CUDA itself"), _("tokens/s"), _("time")]
     print_rows(out, "", "", headings, table)
+    if question.rates is not None:
+        named = _("speed")
+        out.print(f"[dim]{named}: {expected(question.rates)}[/dim]", highlight=False)
     if ours is not None and (told_of_host := host_remark(target, ours)):
         out.print(told_of_host, highlight=False)
     theirs = costs[config.compile]

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TextIO
 
@@ -31,11 +32,12 @@ _WEEK = 7 * 86400.0
 USUAL_HOST_RAM = 32.0
 
 
-def plan_command(words: Sequence[str], load: Callable[[Sequence[str]], RunConfig]) -> int:
-    """`load` reads a config out of the words that are not plan's own."""
+def plan_command(words: Sequence[str], load: Callable[[Sequence[str]], tuple[RunConfig, int]]) -> int:
+    """`load` reads a config out of the words that are not plan's own, and how many steps of it are done."""
     options, rest = split_words(words)
     with english(options.json):
-        return _plan(options, load(rest))
+        config, done = load(rest)
+        return _plan(replace(options, steps_done=done), config)
 
 
 def _plan(options: Options, config: RunConfig) -> int:

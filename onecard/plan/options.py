@@ -44,6 +44,7 @@ class Options:
     tflops: float | None = None
     bandwidth: float | None = None
     watts: float | None = None
+    steps_done: int = 0  # of a run that goes on
 
     def idle_watts_beside(self, card: Card) -> float:
         return usual_idle_watts(card) if self.idle_watts is None else self.idle_watts
@@ -91,6 +92,7 @@ def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
             _("the one is about other models, the other about this one"),
             _("ask one after the other"),
         )
+    found |= {"as_": found["as_"].lower()} if "as_" in found else {}  # nanoGPT is how its name is written
     if found.get("as_", "nanogpt") != "nanogpt":
         raise UserError(
             _("--as cannot be '{value}'").format(value=found["as_"]),

@@ -12,6 +12,7 @@ from onecard.plan.bill import host_process
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB, Line
 from onecard.plan.machine import Target
+from onecard.plan.rates import Rates
 from onecard.plan.scaling import NATS, repetition_note, token_worth
 from onecard.plan.search import Choice
 from onecard.plan.tables import Row, print_parts, print_rows, terms_together
@@ -135,6 +136,13 @@ def show(answer: Answer, console: Console) -> None:
         show_stages(answer, console)
 
 
+def expected(rates: Rates) -> str:
+    """How far off a speed may be."""
+    if rates.calibrated:
+        return _("expect ±15%")
+    return _("this card is not calibrated, expect ±25%: `onecard bench` measures yours")
+
+
 def speed_unknown(answer: Answer) -> str:
     told = _("How fast it would be is not known: there are no figures of {card} in {dtype}.")
     return told.format(card=plain(answer.target.card.name), dtype=answer.question.dtype)
@@ -226,23 +234,22 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     if measured is not None:
         source = _("onecard bench of {date}").format(date=measured.date)
     source = _("from {source}").format(source=source)
-    if rates.calibrated:
-        source += "; " + _("expect ±15%")
-    else:
-        source += "; " + _("this card is not calibrated, expect ±25%: `onecard bench` measures yours")
-    table.add_row("", f"[dim]{source}[/dim]")
+    table.add_row("", f"[dim]{source}; {expected(rates)}[/dim]")
     if step.mfu is not None and step.mfu > 1:
         # As everywhere, or MFUs could not be compared; the time is that of the work that is done.
         told = _("MFU counts all of attention's matrix; the half above the diagonal is not computed")
         table.add_row("", f"[dim]{told}[/dim]")
     finish = cost.finish(answer.now)
-    table.add_row(
-        _("time"),
-        _("{time} for {steps:,} steps, {tokens} tokens").format(
-            time=duration(cost.seconds), steps=answer.config.max_iters,
-            tokens=count(answer.config.max_iters * answer.config.tokens_per_step),
-        ) + (", " + _("done {when} if begun now").format(when=_when(finish)) if finish else ""),
+    said, done = _("{time} for {steps:,} steps, {tokens} tokens"), answer.options.steps_done
+    if done:
+        said = _("{time} for the {left:,} steps that are left of {steps:,}, {tokens} tokens")
+    steps = answer.config.max_iters
+    told = said.format(
+        time=duration(cost.seconds), steps=steps, left=max(steps - done, 0),
+        tokens=count(max(steps - done, 0) * answer.config.tokens_per_step),
     )  # fmt: skip
+    when = ", " + _("done {when} if begun now").format(when=_when(finish)) if finish else ""
+    table.add_row(_("time"), told + when)
     beside = []
     if choice.setting.compile:
         beside.append(_("the first step compiles: about {time}").format(time=duration(cost.first_step_s)))

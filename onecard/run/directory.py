@@ -14,6 +14,7 @@ out_dir/
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from onecard.knobs import from_values, knobs, load_config
 SCHEMA = 1
 STATE_NAME = "state.json"  # of a checkpoint
 _LAST_SAVED = "its newest checkpoint"
+_NAMED = 6  # runs in a message
 _TRIES, _TRY_EVERY = 5, 0.05  # for the folder's lock; seconds
 
 
@@ -46,6 +48,12 @@ class RunDirectory:
         self.nanogpt_checkpoint = self.path / "ckpt.pt"
         self.paused = self.path / "paused"  # there while a job rests (pause.py)
 
+    def runs_beside(self) -> list[str]:
+        """Other runs in the folder it is in, the newest first."""
+        found = [path for path in self.path.parent.glob("*/checkpoints") if path.is_dir()]
+        found.sort(key=lambda path: -path.stat().st_mtime)
+        return [str(path.parent) for path in found]
+
     def holds_run(self) -> bool:
         return any(p.exists() for p in (self.config_path, self.checkpoints, self.nanogpt_checkpoint))
 
@@ -56,6 +64,11 @@ class RunDirectory:
         """What checkpoints say in JSON, the newest first; for whoever asks without torch (checkpoint.py)."""
         found = self.checkpoints.glob(f"step-*/{STATE_NAME}")
         return sorted(found, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True)
+
+    def newest_step(self) -> int:
+        """Of the checkpoints; 0 where there is none."""
+        states = self.checkpoint_states()
+        return int(states[0].parent.name.removeprefix("step-")) if states else 0
 
     @contextmanager
     def claimed(self, *, fresh: bool) -> Iterator[Path | None]:
@@ -158,6 +171,22 @@ class RunDirectory:
 def load_run_config(arguments: Sequence[str], also_known: frozenset[str] = frozenset()) -> RunConfig:
     """A run's config from the command line; a run named by its folder alone brings its own values."""
     return load_config(RunConfig, arguments, also_known, earlier=_values_of_earlier_run)
+
+
+def refuse_a_slip(config: RunConfig) -> None:
+    """A folder and nothing else means the run in it. Where there is none, what would begin is nanoGPT's
+    default model, which nobody asks for that way."""
+    directory = RunDirectory(config.out_dir)
+    if set(config.origins) != {"out_dir"} or directory.holds_run():
+        return
+    runs = directory.runs_beside()
+    near = difflib.get_close_matches(str(directory.path), runs, n=1) or runs[:_NAMED]
+    raise UserError(
+        f"there is no run in {directory.path}",
+        "a folder alone goes on with the run in it",
+        (f"runs here: {', '.join(near)}\n" if near else "")
+        + f"for a new one: onecard train CONFIG.py --out_dir={directory.path}",
+    )
 
 
 def _values_of_earlier_run(values: Mapping[str, Value], origins: Mapping[str, str]) -> list[Assignment]:

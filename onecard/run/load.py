@@ -177,7 +177,7 @@ def _millions(shape: Shape) -> str:
 
 def no_checkpoint(directory: RunDirectory) -> UserError:
     if not directory.path.exists():
-        runs = sorted(str(p) for p in directory.path.parent.glob("out*") if (p / "checkpoints").is_dir())
+        runs = directory.runs_beside()
         near = difflib.get_close_matches(str(directory.path), runs, n=_NAMED_RUNS, cutoff=0.0)
         more = f" and {len(runs) - len(near):,} more" if len(runs) > len(near) else ""
         return UserError(

@@ -151,6 +151,28 @@ def test_a_run_is_planned_by_its_folder(capsys: pytest.CaptureFixture[str]) -> N
         assert answer["model"]["parameters"] < 1_000_000
 
 
+def test_what_is_left_of_a_run_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    from onecard.run.directory import RunDirectory
+
+    run = RunDirectory("out-long")
+    run.path.mkdir()
+    run.write_config(load_config(RunConfig, [*SMALL, "--max_iters=6000", "--out_dir=out-long"]))
+    answers = []
+    for done in (0, 1500, 6000):
+        (run.checkpoints / f"step-{done:08d}").mkdir(parents=True)
+        (run.checkpoints / f"step-{done:08d}" / "state.json").write_text("{}")
+        main(["plan", "out-long", "--gpu=RTX 4070", "--json"])
+        answers.append(json.loads(capsys.readouterr().out))
+    whole, some, none = (answer["time"]["seconds"] - answer["time"]["first_step_s"] for answer in answers)
+    assert some == pytest.approx(0.75 * whole, rel=0.05) and none < 0.02 * whole
+    assert [answer["model"]["steps_done"] for answer in answers] == [0, 1500, 6000]
+    (run.checkpoints / "step-00006000" / "state.json").unlink()
+    _, out, _ = told(capsys, "out-long")
+    assert "for the 4,500 steps that are left of 6,000, " in out
+    _, out, _ = told(capsys, "out-long", "--fresh")
+    assert "that are left" not in out
+
+
 def test_the_run_in_the_usual_folder_is_the_one_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """As train would, and said, since nobody named it."""
     from onecard.run.directory import RunDirectory

@@ -177,6 +177,28 @@ def test_what_was_just_saved_is_never_pruned(tmp_path: Path) -> None:
     assert 13 in [c.step for c in list_checkpoints(tmp_path)]
 
 
+@pytest.mark.parametrize("passing", [True, False])
+def test_what_cannot_be_read_just_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passing: bool
+) -> None:
+    """Too many open files say nothing about this one; a disk that fails does."""
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    plain = module.file_sha256
+
+    def read(path: Path) -> str:
+        if "step-00000002" in str(path):
+            raise OSError(errno.EMFILE if passing else errno.EIO, "no")
+        return plain(path)
+
+    monkeypatch.setattr(module, "file_sha256", read)
+    if passing:
+        with pytest.raises(UserError, match="cannot be read now"):
+            newest_intact(list_checkpoints(tmp_path))
+    else:
+        assert newest_intact(list_checkpoints(tmp_path))[0].step == 1
+
+
 def test_a_damaged_checkpoint_out_of_the_way_no_longer_counts(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)

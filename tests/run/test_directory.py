@@ -8,7 +8,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.files import write_json
 from onecard.knobs import load_config
-from onecard.run.directory import RunDirectory, differences, read_json
+from onecard.run.directory import RunDirectory, differences, read_json, refuse_a_slip
 
 
 def config(*arguments: str) -> RunConfig:
@@ -138,3 +138,18 @@ def test_who_comes_to_a_paused_job_is_told_how_it_goes_on(tmp_path: Path) -> Non
         with pytest.raises(UserError) as refused, directory.claimed(fresh=False):
             pass
         assert "wait for it" in refused.value.hint
+
+
+def test_a_mistyped_folder_begins_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("out-demo", "elsewhere"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    refuse_a_slip(load_config(RunConfig, ["--out_dir=out-demo"]))
+    refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo", "--dataset=tiny"]))
+    refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo", "--init_from=scratch"]))
+    with pytest.raises(UserError, match="there is no run in out-dmeo") as refused:
+        refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo"]))
+    assert "runs here: out-demo\n" in refused.value.hint, "the one that was meant, not all"
+    with pytest.raises(UserError) as refused:
+        refuse_a_slip(load_config(RunConfig, ["--out_dir=runs-of-mine"]))
+    assert "out-demo" in refused.value.hint and "elsewhere" in refused.value.hint

@@ -268,6 +268,16 @@ def test_after_a_refusal_the_next_wish_is_heard(tmp_path: Path) -> None:
     assert not job(), "not once more"
     wish.touch()  # before the job has looked again
     assert job.wished()
+    assert '"training"' in (tmp_path / "job.json").read_text(), "the refusal of before is no answer to it"
+
+
+def test_a_paused_job_that_was_killed_goes_on_by_another_command(workplace: Path) -> None:
+    directory = RunDirectory("out")
+    with directory.claimed(fresh=False):
+        PauseRequest(directory).granted("the card is free")
+    with pytest.raises(UserError, match="is no more") as gone:
+        ask_to_go_on(directory, patience=1)
+    assert "onecard train --out_dir=out" in gone.value.hint
 
 
 def test_a_run_is_paused_only_while_its_job_is_there(workplace: Path) -> None:

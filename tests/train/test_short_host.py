@@ -380,3 +380,29 @@ def test_an_evaluation_alone_takes_smaller_bites(
     assert "out of memory: 1 sequences at a time" in "".join(capsys.readouterr())
     with pytest.raises(UserError, match="out of memory"):
         train(config("--max_iters=5", "--eval_only", "--init_from=resume", "--auto_fit=False"))
+
+
+# --- a start beside others
+def test_a_start_beside_a_full_card_names_who_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not the model that is too large."""
+    total = 12 * GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (GIB // 2, total))
+    told = ["another program computes on this card: python (pid 7) holds 10.90 GiB"]
+    monkeypatch.setattr(engine_module, "told_about", lambda look: told)
+    monkeypatch.setattr(engine_module, "look_at", lambda device: None)
+    small = ["--max_iters=10", "--block_size=1024", "--batch_size=16", "--gradient_accumulation_steps=4"]
+
+    def refused(*words: str) -> UserError:
+        given = load_config(RunConfig, [*small, *words])
+        rates = rates_of(find_card("RTX 4070"), "bfloat16")
+        question = Question(given, given.shape(50304), "bfloat16", rates, GIB // 2, None, (8, 9))
+        with pytest.raises(UserError) as error:
+            open_fit(question, on_card=True)
+        return engine_module._beside_others(error.value, question, "cuda")
+
+    alone = refused()
+    assert alone.what == "others hold too much of the card: 0.50 GiB of it are left"
+    assert told[0] in alone.hint and "with the card to itself it runs with" in alone.why
+    assert "others hold" in refused("--auto_fit=False").what
+    assert "others" not in refused("--vram_limit=1").what, "nobody else's doing"
+    assert "others" not in refused("--n_layer=48", "--n_embd=6400", "--n_head=50").what
