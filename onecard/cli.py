@@ -17,7 +17,7 @@ from onecard.config import RunConfig
 from onecard.errors import UserError, need_package
 from onecard.knobs import Config, describe_knobs, knobs, load_config
 from onecard.sample_config import SampleConfig
-from onecard.terminal import columns, forget_unusable_sizes, hanging
+from onecard.terminal import columns, folded, forget_unusable_sizes, hanging
 
 INTERRUPTED = 130
 _KNOB, _LONG = 33, 1000  # columns: where what a knob does begins; a pipe's, where each stays on its line
@@ -69,7 +69,7 @@ def train(arguments: Sequence[str]) -> int:
 
     summary = run_training(config)
     try:
-        print(json.dumps(summary.values) if as_json else summary.text(), flush=True)
+        print(json.dumps(summary.values) if as_json else folded(summary.text()), flush=True)
     except OSError:
         # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
         # code says how it ended. What is left in the buffer must not be tried again.

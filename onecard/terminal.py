@@ -27,6 +27,13 @@ def columns(of_a_pipe: int) -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else of_a_pipe
 
 
+def folded(text: str) -> str:
+    """Lines as long as a terminal is wide, each going on below where it began; a pipe's stay as they are."""
+    width = columns(of_a_pipe=sys.maxsize)
+    lines = ((line, len(line) - len(line.lstrip())) for line in text.split("\n"))
+    return "\n".join(part for line, indent in lines for part in hanging(line, width, indent))
+
+
 def hanging(line: str, width: int, indent: int) -> list[str]:
     """A line that is too long goes on below itself, `indent` columns in. Words and flags stay whole."""
     if len(line) <= width:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onecard.cli import main
-from onecard.terminal import columns, hanging
+from onecard.terminal import columns, folded, hanging
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,14 @@ def test_no_word_is_lost_or_broken(words: list[str], width: int) -> None:
     shown = hanging(line, width, 8)
     assert " ".join(shown).split() == line.split()
     assert max(map(len, shown)) <= width
+
+
+def test_what_is_said_at_the_end_is_folded_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "done at step 20\n  step 5: out of memory in training: going on with --batch_size=2"
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert folded(text) == text
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = folded(text).split("\n")
+    assert lines[0] == "done at step 20" and len(lines) == 3 and max(map(len, lines)) <= 40
+    assert lines[2].startswith("  ") and lines[2].strip() == "going on with --batch_size=2"

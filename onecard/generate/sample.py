@@ -23,6 +23,7 @@ from onecard.generate.decode import Sampling, generate
 from onecard.model.decoder import Decoder
 from onecard.run.load import LoadedModel, load_for_sampling
 from onecard.sample_config import SampleConfig
+from onecard.terminal import folded
 
 SEPARATOR = "---------------"
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
@@ -289,7 +290,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(folded(text), file=sys.stderr)
 
 
 @contextmanager

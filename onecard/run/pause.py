@@ -21,7 +21,7 @@ from onecard.run.directory import RunDirectory
 _LOOK_EVERY = 0.05  # seconds: a look at the disk costs little, but not nothing
 _ASK_EVERY = 0.02  # a person, or a script, is waiting
 _ALIVE_EVERY = 0.5
-_PATIENCE = 60.0
+_PATIENCE, _WORTH_TELLING = 60.0, 0.5
 # Windows does not remove a file while another process reads it, which takes an instant.
 _REMOVALS, _REMOVE_EVERY = 5, 0.02
 
@@ -112,11 +112,14 @@ def ask_to_pause(
         wish.touch()
     except OSError as error:
         raise UserError(f"the wish cannot be left in {directory.path}", str(error), exit_code=1) from None
-    if not done.exists():
-        tell("waiting for the step in progress, half a minute if it is being compiled")
     alive = _Alive(directory)
-    _until(lambda: done.exists() or not wish.exists() or _word(directory)[0] == "ending" or not alive(),
-           patience)  # fmt: skip
+
+    def answered() -> bool:
+        return done.exists() or not wish.exists() or _word(directory)[0] == "ending" or not alive()
+
+    if not _until(answered, min(patience, _WORTH_TELLING)):
+        tell("waiting for the step in progress, half a minute if it is being compiled")
+        _until(answered, patience - _WORTH_TELLING)
     if done.exists():
         left = _text(done) or "the card is free"
         return f"paused after {time.monotonic() - began:.1f} s: {left}; --resume-now goes on"
