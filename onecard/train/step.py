@@ -188,6 +188,7 @@ class Stepper:
         """One step, or None if `stop` said so between micro-batches; then nothing has changed."""
         step_tokens = sum(micros.sizes) * self.model.shape.block_size
         figures = torch.zeros(2, device=self.device)  # there before the update, after which nothing may fail
+        loss, grad_norm = figures.unbind()
         try:
             if not self._rehearsed:
                 self._rehearse(*sorted(set(micros.sizes), reverse=True))
@@ -195,9 +196,9 @@ class Stepper:
                 if stop():
                     self._clear()
                     return None
-                figures[0] += self.backward(micro, step_tokens)
+                loss += self.backward(micro, step_tokens)
                 on_micro(done + 1, len(micros))
-            figures[1].copy_(self.update(rates))
+            grad_norm.copy_(self.update(rates))
             return StepResult(figures)
         except BaseException:
             if not self.updating:
