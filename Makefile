@@ -23,6 +23,7 @@ $(BIN)/python:
 		echo "hint: on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'installing; torch is the large part: with CUDA about 3 GB to download'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
 	@touch $@
 

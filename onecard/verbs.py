@@ -22,6 +22,8 @@ app = App(
     version_flags=["--version"],
     result_action="return_value",
 )
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+Json = Annotated[bool, Parameter(name="--json", negative=(), show_default=False)]
 
 
 def _read_whole_number(_type: Any, tokens: Sequence[Token]) -> int:
@@ -53,11 +55,11 @@ def prepare(
     text_column: str | None = None,
     val_fraction: float | None = None,
     dump: str | None = None,
-    edu: Annotated[bool, Parameter(negative=())] = False,
-    keep: Annotated[bool, Parameter(negative=())] = False,
-    check: Annotated[bool, Parameter(negative=())] = False,
-    force: Annotated[bool, Parameter(negative=())] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    edu: Flag = False,
+    keep: Flag = False,
+    check: Flag = False,
+    force: Flag = False,
+    as_json: Json = False,
 ) -> int:
     """Turn text into training tokens under data/NAME.
 
@@ -129,7 +131,7 @@ def prepare(
 
 
 @app.command
-def gpus(card: str | None = None, /, *, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+def gpus(card: str | None = None, /, *, as_json: Json = False) -> int:
     """This machine's card and the figures of all known ones.
 
     Parameters
@@ -152,7 +154,7 @@ def bench(
     seconds: float = 20.0,
     device: str = "auto",
     power_limits: str | None = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    as_json: Json = False,
 ) -> int:
     """Measure this machine's card as training uses it, and keep the figures for later.
 
@@ -188,7 +190,7 @@ def eta(
     block_size: WholeNumber = None,
     gradient_accumulation_steps: WholeNumber = None,
     config: str | None = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    as_json: Json = False,
 ) -> int:
     """When a run will be done, from the first lines of its log; its true speed and MFU.
 
