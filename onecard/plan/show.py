@@ -164,12 +164,13 @@ def show_memory(choice: Choice, console: Console, *, formulas: bool) -> None:
     ]
     rows.append(Row(_("the card must have free"), (number(bill.process / GIB, ".3f"),), style="bold"))
     if bill.host:
-        rows.append(Row(_("and of the PC's own memory"), (number(choice.host_bytes / GIB, ".3f"),)))
-        rows.append(Row(_("of it offloaded"), (number(bill.host / GIB, ".3f"),)))
+        rows += [Row("", ("",)), Row(_("offloaded from the card"), (number(bill.host / GIB, ".3f"),))]
         rows += [
             Row(_(line.name), (number(line.gib, ".3f"),), line.formula if formulas else "")
             for line in (bill.building, bill.resuming, host_process())
         ]
+        total = number(choice.host_bytes / GIB, ".3f")
+        rows.append(Row(_("and of the PC's own memory"), (total,), style="bold"))
     print_rows(console, "", _("what"), ["GiB"], rows, _("formula") if formulas else "")
 
 
