@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.errors import UserError
+from onecard.errors import UserError, first_line
 from onecard.hardware.cpu import available_memory
 from onecard.optim.regions import Region, Slot
 from onecard.plan.standing import PLACES
@@ -43,11 +43,16 @@ def host_empty(count: int, dtype: torch.dtype, device: str) -> Tensor:
     torch's own pinned allocator rounds up to a power of two, which for large buffers is up to twice the
     memory: those are allocated plainly and registered with the driver.
     """
-    if not device.startswith("cuda"):
-        return torch.empty(count, dtype=dtype)
-    if count * dtype.itemsize < _REGISTERED_FROM:
-        return torch.empty(count, dtype=dtype, pin_memory=True)
-    tensor = torch.empty(count, dtype=dtype)
+    small = count * dtype.itemsize < _REGISTERED_FROM
+    try:
+        tensor = torch.empty(count, dtype=dtype, pin_memory=small and device.startswith("cuda"))
+    except (RuntimeError, MemoryError) as error:
+        raise UserError(
+            f"{count * dtype.itemsize / 2**30:.2f} GiB of host memory cannot be had", first_line(error),
+            "close other programs, or use --offload=none",
+        ) from None  # fmt: skip
+    if small or not device.startswith("cuda"):
+        return tensor
     tensor.registration = _Registration(tensor)  # type: ignore[attr-defined]  # lives as long as it does
     return tensor
 

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import math
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,14 +22,11 @@ from torch import Tensor
 
 from onecard.errors import UserError
 from onecard.files import file_sha256, flush_to_disk, write_json
-from onecard.run.directory import SCHEMA, STATE_NAME, read_json
+from onecard.run.directory import CHECKPOINT_NAME, PASSING, SCHEMA, STATE_NAME, read_json
 from onecard.run.tensor_file import write_tensors
 
 KEEP_NEWEST = 2
-# What a file has nothing to do with: no memory, too many files open.
-_PASSING = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 _DISK_MARGIN = 16_000_000
-_NAME = re.compile(r"step-(\d{8,})")
 _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
     "model.safetensors",
     "optimizer.safetensors",
@@ -104,6 +100,8 @@ def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Map
         shutil.rmtree(_replaced(final), ignore_errors=True)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
+        if error.errno == errno.ENOMEM:
+            raise MemoryError(str(error)) from None  # which may pass
         raise UserError(
             f"the checkpoint of step {step} could not be written to {folder}",
             f"{error}; earlier checkpoints are untouched",
@@ -125,7 +123,7 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     for path in there:
         if path != _original(path) and _original(path).exists():
             continue
-        match = _NAME.fullmatch(_original(path).name)
+        match = CHECKPOINT_NAME.fullmatch(_original(path).name)
         if match and (path / _MANIFEST).is_file():
             try:
                 state = read_json(path / _STATE)
@@ -190,7 +188,7 @@ def damage(checkpoint: Checkpoint, *, weights_only: bool = False) -> str | None:
             if file_sha256(path) != facts["sha256"]:
                 return f"the content of {name} has changed"
         except (OSError, TypeError, KeyError) as error:
-            if isinstance(error, OSError) and error.errno in _PASSING:
+            if isinstance(error, OSError) and error.errno in PASSING:
                 raise UserError(
                     f"{path} cannot be read now", str(error), "the file may be whole: try again", exit_code=1
                 ) from None

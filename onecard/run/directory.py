@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +31,10 @@ from onecard.files import AlreadyLockedError, exclusive_lock, write_json
 from onecard.knobs import from_values, knobs, load_config
 
 SCHEMA = 1
+# Errors of reading that say nothing about a file: no memory, too many files open.
+PASSING = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 STATE_NAME = "state.json"  # of a checkpoint
+CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 _LAST_SAVED = "its newest checkpoint"
 _NAMED = 6  # runs in a message
 _TRIES, _TRY_EVERY = 5, 0.05  # for the folder's lock; seconds
@@ -62,7 +67,8 @@ class RunDirectory:
 
     def checkpoint_states(self) -> list[Path]:
         """What checkpoints say in JSON, the newest first; for whoever asks without torch (checkpoint.py)."""
-        found = self.checkpoints.glob(f"step-*/{STATE_NAME}")
+        every = self.checkpoints.glob(f"step-*/{STATE_NAME}")
+        found = [path for path in every if CHECKPOINT_NAME.fullmatch(path.parent.name)]
         return sorted(found, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True)
 
     def newest_step(self) -> int:
@@ -240,12 +246,15 @@ def _asked_for(config: RunConfig, name: str) -> bool:
 
 
 def read_json(path: Path) -> Any:
-    """The content, or None if there is no such file; UserError if it is damaged."""
+    """The content, or None if there is no such file; UserError if it is damaged. What has nothing to do with
+    the file stays an OSError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in PASSING:
+            raise
         raise UserError(
             f"{path} cannot be read", str(error), "the file is damaged; move it away to go on"
         ) from None

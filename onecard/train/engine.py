@@ -150,7 +150,7 @@ def _first_stepper(
             break
         except Exception as error:
             next_one = fit.refused if isinstance(error, UserError) else fit.down
-            if not ran_out(error) or next_one(0) is None:
+            if not ran_out(error) or next_one(fit.first_step) is None:
                 raise
             forget(error)
     if fit.setting != chosen:

@@ -55,6 +55,7 @@ class Fit:
 
     def __init__(self, question: Question, setting: Setting, *, enabled: bool, on_card: bool = True) -> None:
         self.question, self.setting, self.enabled, self._on_card = question, setting, enabled, on_card
+        self.first_step = 0  # of this start: a run that goes on has made some
         self._first, self._since = setting, 0  # the one the run began with; the step that brought the present
         self.evaluation_batch = setting.micro_batch
         self._evaluation = Failure(0, _PATIENCE // 2)
@@ -154,10 +155,16 @@ class Fit:
         left = [c for c in self._candidates(there) if c.setting not in failed]
         least = min((_of_the_setting(self.question.answer(s)) for s in failed), default=math.inf)
         lower = [c for c in left if _of_the_setting(c) < _LOWER * least]
-        for some in ([c for c in lower if c.bill.need <= there], lower, left):
+        fitting = [c for c in left if c.bill.need <= there]
+        for some in ([c for c in lower if c.bill.need <= there], lower, fitting, left):
             if (found := self._take(some, step)) is not None:
                 return found
         return None
+
+    def spare_the_host(self, step: int) -> None:
+        """It has run out: nothing that asks more of it than the present setting, for a while."""
+        asked = self.choice.bill.host
+        self._barred = step + _PATIENCE, lambda c: c.bill.host > asked
 
     def _lift_bar(self, step: int) -> None:
         if self._barred is not None and step >= self._barred[0]:
@@ -170,8 +177,9 @@ class Fit:
 
     @property
     def least_need(self) -> int:
-        """Bytes for tensors of the smallest setting there is."""
-        return min(self.question.answer(setting).bill.need for setting in self._settings)
+        """Bytes for tensors of the smallest setting there is, without what the host has refused."""
+        every = [self.question.answer(setting) for setting in self._settings]
+        return min(choice.bill.need for choice in [c for c in every if not self._is_barred(c)] or every)
 
     def progressed(self) -> None:
         """A step got through, or there is memory again."""
@@ -268,9 +276,11 @@ class Fit:
         full = len(known) >= MOST_MICRO_BATCHES
         for setting in self._settings:
             choice = self._with(setting, allocator)
-            barred = self._barred is not None and self._barred[1](choice)
-            if (not full or setting.micro_batch in known) and not barred:
+            if (not full or setting.micro_batch in known) and not self._is_barred(choice):
                 yield choice
+
+    def _is_barred(self, choice: Choice) -> bool:
+        return self._barred is not None and self._barred[1](choice)
 
     def _take(self, candidates: Iterable[Choice], step: int) -> Setting | None:
         found = fastest(candidates)

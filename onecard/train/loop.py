@@ -79,8 +79,8 @@ class Training:
         self._in_flight: list[tuple[int, StepResult]] = []  # steps the GPU may still be working on
 
     def go(self) -> Summary:
-        self.journal.opened()
         try:
+            self.journal.opened()
             finished = False
             while not finished:
                 # Opened anew whenever the setting has changed: with it the size of a micro-batch may have.

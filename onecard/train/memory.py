@@ -19,13 +19,16 @@ from onecard.train.neighbours import careful_bytes, spilling_platform
 
 # In the order in which torch looks for them; the older name is known to every version.
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_HOST_OUT_OF_MEMORY = (
+    "can't allocate memory", "DefaultCPUAllocator: not enough memory", "can't start new thread",
+    "Cannot allocate memory", "std::bad_alloc", "HOST_ALLOCATION_FAILED",
+    "could not create a primitive", "could not create a memory object",  # oneDNN's
+)  # fmt: skip
 _OUT_OF_MEMORY = (
-    "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory",
-    "DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED",  # cuDNN 9's names
+    *_HOST_OUT_OF_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory",
+    "DEVICE_ALLOCATION_FAILED",  # cuDNN 9's name
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # on a full card
     "CUDA error: out of memory", "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory",
-    "DefaultCPUAllocator: not enough memory", "can't start new thread", "Cannot allocate memory",
-    "std::bad_alloc", "could not create a primitive", "could not create a memory object",  # oneDNN's
 )  # fmt: skip
 _LOW_BIT = "--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training"
 _SMALLER = "a smaller model or a shorter --block_size needs less of everything"
@@ -212,6 +215,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):  # a process or a mapping that the system has no memory for
         return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _OUT_OF_MEMORY)
+
+
+def is_the_hosts(error: BaseException) -> bool:
+    """Out of memory, and not of the card's."""
+    if not is_out_of_memory(error) or isinstance(error, torch.OutOfMemoryError):
+        return False
+    return not isinstance(error, RuntimeError) or any(word in str(error) for word in _HOST_OUT_OF_MEMORY)
 
 
 def ran_out(error: BaseException) -> bool:

@@ -63,11 +63,18 @@ def park(run: Run) -> TrainingState:
     assert stepper is not None and not stepper.updating
     here = stepper.export()
     _check_host(here)
-    state = TrainingState(
-        weights={name: tensor.to("cpu", copy=True) for name, tensor in here.weights.items()},
-        optimizer={name: tensor.to("cpu", copy=True) for name, tensor in here.optimizer.items()},
-        scaler=here.scaler,
-    )
+    try:
+        state = TrainingState(
+            weights={name: tensor.to("cpu", copy=True) for name, tensor in here.weights.items()},
+            optimizer={name: tensor.to("cpu", copy=True) for name, tensor in here.optimizer.items()},
+            scaler=here.scaler,
+        )
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            "the host has no room for the run's state", first_line(error), "close other programs", exit_code=1
+        ) from None
     stepper.release()
     stepper.replay = None  # it refers back to the stepper
     kept = weakref.ref(stepper.optimizer)
@@ -204,7 +211,17 @@ def patiently(save: Callable[[], None], run: Run, journal: Journal) -> None:
                 "checkpoint", text, "once more, with all that is idle given back", aloud=not tries
             )
             if tries:
-                wait_for_others(run.device)
+                time.sleep(_WAIT)
+
+
+def once_more(run: Run, journal: Journal, error: BaseException, where: str, *, aloud: bool) -> None:
+    """After the host ran out amid training: no setting gives it anything back, others may in a moment."""
+    text = first_line(error)
+    if run.stepper is not None:
+        run.stepper.release()
+    forget(error)
+    journal.shortage(where, text, "once more, in a moment", aloud=aloud)
+    time.sleep(_WAIT)
 
 
 def needed_by(run: Run, *, measured: bool) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from onecard.train.memory import (
     cap_again,
     forget,
     is_out_of_memory,
+    is_the_hosts,
     measure_afresh,
     peak_memory_gib,
     ran_out,
@@ -39,11 +40,14 @@ from onecard.train.parking import (
     free_for_tensors,
     left_on_card,
     needed_by,
+    once_more,
     put_in_place,
     rest_until_taken_back,
+    take_card,
     try_to_park,
     wait_for_others,
 )
+from onecard.train.stage import Stage, gain_of
 from onecard.train.start import Run
 from onecard.train.watch import SpeedWatch
 
@@ -53,23 +57,14 @@ _CLIMB_EVERY, _CLIMB_SECONDS = 32, 1.0
 # The speed of a setting counts from its ninth step on, and after as many as two such stretches.
 _STEADY, _MEASURED = 8, 16
 # It just fits, but the allocator starts over again and again: as good as not fitting, if that is slow. Looked
-# at so often; twice in a row, for once may be a thing of now and then, such as a graph being recorded. Where
-# nothing smaller was better, it is borne for so many steps.
+# at so often, twice in a row (a recording may do it once); borne for so many steps where nothing is better.
 _THRASHING_EVERY, _THRASHING, _BORNE = 8, 4, 2048
+_HOST_TRIES = 6  # at a step, where it is the host that is short
 _NOTICE_EVERY = 60.0  # seconds between looks at who else is on the card
 # A change that was to be faster and measures so much slower is taken back.
 _SLOWER = 0.98
 # How far a measured peak may move predictions for other settings: further, and it is not the bill that errs.
 _LEAST_SHARE, _MOST_SHARE = 0.9, 1.1
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A change for speed that is still to be judged."""
-
-    before: Choice
-    speed: float | None  # tokens per second measured before it
-    tight: bool = False  # away from a setting in which the allocator kept starting over
 
 
 class Refit:
@@ -84,6 +79,7 @@ class Refit:
         self._bearable: dict[Setting, int] = {}  # tight ones that nothing smaller is better than; until when
         self._stage: Stage | None = None
         self._emptied_for: int | None = None  # the step whose sample is tried again
+        self._host_tries = 0  # since a step got through
         self._short = False  # was there too little, by the bill, when no setting was left?
         first = look_at(run.device)
         run.notes += told_about(first)
@@ -141,6 +137,12 @@ class Refit:
             self.fit.without_sample()
             self.journal.shortage(where, text, "no sample text")
             return True
+        if self._on_card and is_the_hosts(error):
+            if self._host_tries < _HOST_TRIES:
+                self._host_tries += 1
+                once_more(run, self.journal, error, where, aloud=self._host_tries == 1)
+                return True
+            self.fit.spare_the_host(step)
         before, peak = self.fit.choice, peak_memory_gib(run.device)
         forget(error)
         run.stepper.release()
@@ -187,7 +189,10 @@ class Refit:
             self.fit.progressed()
             return was_short  # given back a moment ago: once more
         if there >= needs and not was_short:
-            return False
+            # All is parked, and there should be room: once more, for it may have come back a moment ago.
+            taken = take_card(run, needs, smaller_too=True) is None
+            self._another_setting()
+            return taken
         if run.parked is None and try_to_park(run) is not None:
             return False
         self._rest(wanted, stop, save, needs)
@@ -304,6 +309,7 @@ class Refit:
         costs a question to the driver."""
         run, step = self.run, self.run.position.step
         self.fit.progressed()
+        self._host_tries = 0
         if self._thrashing() and self._speed() is not None:
             # Was it right to come here? That this one is tight as well must not keep it from being judged.
             if self._stage is not None and self._judge(self._stage):
@@ -338,7 +344,7 @@ class Refit:
             return True
         self._another_setting(self._watch.usual)
         self._stage = Stage(before, speed)
-        gain = _gain(before.tokens_per_s, after.tokens_per_s)
+        gain = gain_of(before.tokens_per_s, after.tokens_per_s)
         told = f"there is memory for more: going on with {after.words}"
         self._tell(told, "climb", before, measured_gib=peak, predicted_gain=gain)
         return True
@@ -371,8 +377,8 @@ class Refit:
         if speed is None:
             return False  # not measured yet, and no other change before that
         self._stage = None
-        gain = _gain(stage.speed, speed)
-        self.journal.gained(_gain(stage.before.tokens_per_s, now.tokens_per_s), gain)
+        gain = gain_of(stage.speed, speed)
+        self.journal.gained(gain_of(stage.before.tokens_per_s, now.tokens_per_s), gain)
         if gain is None or 1 + gain >= _SLOWER:
             return False
         if stage.tight:
@@ -383,10 +389,6 @@ class Refit:
         told = f"that made it {-gain:.0%} slower: going back to {self.fit.choice.words}"
         self._tell(told, "back", now, measured_gain=gain)
         return True
-
-
-def _gain(before: float | None, after: float | None) -> float | None:
-    return round(after / before - 1, 3) if before and after else None
 
 
 def change_setting(run: Run, step: int) -> None:

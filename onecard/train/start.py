@@ -116,6 +116,8 @@ def open_run(config: RunConfig) -> Run:
         config = _as_it_is(config, shape)
     kernel = choose_kernel(shape, config, device, dtype)
     fit = make_room(shape, config, device, dtype, notes)
+    if source is not None and source.checkpoint is not None:
+        fit.first_step = source.checkpoint.step
 
     data_dir = Path("data") / config.dataset
     train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size, wanted)
@@ -298,7 +300,7 @@ def _built(
                 _restore(source, stepper, config)
             return model, stepper
         except Exception as error:
-            if not is_out_of_memory(error) or fit.down(0) is None:
+            if not is_out_of_memory(error) or fit.down(fit.first_step) is None:
                 raise
             del model, stepper, notes[known:]
             forget(error)

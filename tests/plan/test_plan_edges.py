@@ -167,6 +167,8 @@ def test_what_is_left_of_a_run_is_planned(capsys: pytest.CaptureFixture[str]) ->
     assert some == pytest.approx(0.75 * whole, rel=0.05) and none < 0.02 * whole
     assert [answer["model"]["steps_done"] for answer in answers] == [0, 1500, 6000]
     (run.checkpoints / "step-00006000" / "state.json").unlink()
+    (run.checkpoints / "step-00001500-of-mine").mkdir()  # somebody's copy is none of ours
+    (run.checkpoints / "step-00001500-of-mine" / "state.json").write_text("{}")
     _, out, _ = told(capsys, "out-long")
     assert "for the 4,500 steps that are left of 6,000, " in out
     _, out, _ = told(capsys, "out-long", "--fresh")

@@ -199,6 +199,37 @@ def test_what_cannot_be_read_just_now_is_not_damaged(
         assert newest_intact(list_checkpoints(tmp_path))[0].step == 1
 
 
+def test_a_state_that_cannot_be_read_just_now_costs_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the best one, when old ones are dropped, nor the newest, when a run goes on."""
+    for step, loss in enumerate([3.0, 1.0, 2.0, 2.5], start=1):
+        save(tmp_path, step, loss)
+    plain, state = Path.read_text, tmp_path / "step-00000002" / "state.json"
+
+    def read(path: Path, *arguments: Any, **named: Any) -> str:
+        if path == state:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return plain(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    save(tmp_path, 5, 2.2)
+    with pytest.raises(OSError, match="Too many"):
+        list_checkpoints(tmp_path)
+    monkeypatch.undo()
+    assert 2 in [c.step for c in list_checkpoints(tmp_path)], "the best one is there"
+
+
+def test_no_memory_for_a_write_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*arguments: Any) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(module, "write_tensors", write)
+    with pytest.raises(MemoryError):
+        save(tmp_path, 1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_damaged_checkpoint_out_of_the_way_no_longer_counts(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)

@@ -30,7 +30,7 @@ from onecard.train import refit as refit_module
 from onecard.train.first_setting import open_fit
 from onecard.train.fit import Fit
 from onecard.train.loop import Training, train
-from onecard.train.memory import is_out_of_memory
+from onecard.train.memory import is_out_of_memory, is_the_hosts
 from onecard.train.refit import Refit
 from onecard.train.step import Stepper, StepResult, read
 
@@ -74,6 +74,24 @@ def test_what_cannot_be_moved_stays_where_it_is() -> None:
 def test_a_refusal_of_what_the_host_was_not_asked_for_is_somebody_elses_error() -> None:
     fit = fit_of(11, "--batch_size=16", "--gradient_accumulation_steps=4")
     assert fit.setting.offload == "none" and fit.refused(1) is None
+
+
+def test_what_the_host_has_refused_is_not_what_there_is_least_of() -> None:
+    """Between what can be had with offloading and what without, others are who have the memory."""
+    fit = fit_of(11, "--batch_size=16", "--gradient_accumulation_steps=4")
+    with_it = fit.least_need
+    fit.down(100, 2.38 * GIB)
+    fit.refused(100, 2.38 * GIB)
+    assert with_it < GIB and fit.least_need > 2.3 * GIB
+    fit.up(1000, 3 * GIB)
+    assert fit.least_need == with_it, "for a while"
+
+
+def test_a_host_that_ran_out_is_asked_for_no_more() -> None:
+    fit = fit_of(11, "--batch_size=16", "--gradient_accumulation_steps=4")
+    fit.spare_the_host(100)
+    seen = {found.offload for _ in range(20) if (found := fit.down(100, 11 * GIB))}
+    assert seen == {"none"}
 
 
 def test_where_everything_asks_the_host_there_is_nothing_left() -> None:
@@ -176,6 +194,76 @@ def test_masters_are_not_made_of_what_was_rounded_for_a_setting_that_failed(
     assert events("waits for memory")
     for name, tensor in kept["before"].items():
         assert torch.equal(tensor, kept["after"][name]), name
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "no"),
+        RuntimeError("DefaultCPUAllocator: not enough memory"),
+    ],
+)
+@pytest.mark.parametrize("times", [2, 8])
+def test_the_hosts_own_shortage_amid_a_step_is_tried_again_first(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int
+) -> None:
+    """On a card: in the same setting, and only then in one that asks no more of the host."""
+    monkeypatch.setattr(Refit, "_on_card", True)
+    monkeypatch.setattr(Fit, "may_offload", True)
+    plain, failed = Stepper.run, list[int]()
+
+    def run(stepper: Stepper, *arguments: Any, **named: Any) -> Any:
+        if stepper.optimizer.steps == 7 and len(failed) < times:
+            failed.append(7)
+            raise error
+        return plain(stepper, *arguments, **named)
+
+    monkeypatch.setattr(Stepper, "run", run)
+    assert train(config()).values["step"] == 20
+    changes = events("refitted")
+    assert bool(changes) is (times > refit_module._HOST_TRIES) and len(failed) == times
+    assert {event["after"]["offload"] for event in changes} <= {"none"}
+
+
+def test_a_host_without_room_to_park_in_refuses(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever words it has for it: what then is chosen leaves everything in its place."""
+    card = Card(monkeypatch, at=7, looks=2)
+    always_down(monkeypatch, "optimizer")
+    plain = torch.Tensor.to
+
+    def to(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        if card.looked and arguments == ("cpu",) and named.get("copy"):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return plain(tensor, *arguments, **named)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    assert train(config()).values["step"] == 20
+    assert {event["after"]["offload"] for event in events("refitted")} == {"none"}
+
+
+def test_memory_that_is_back_when_all_is_parked_is_taken(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing could be built a moment ago; what there is now is enough."""
+    card = Card(monkeypatch, at=7, looks=10**6)
+    always_down(monkeypatch, "optimizer", then_none=3)
+    plain_wait, plain = Refit.wait, parking_module.new_stepper
+
+    def built(*arguments: Any, **named: Any) -> Stepper:
+        if card.full:
+            raise torch.OutOfMemoryError(FULL)
+        return plain(*arguments, **named)
+
+    def wait(refit: Refit, *arguments: Any) -> bool:
+        assert refit.run.parked is not None
+        card.full, card.left = False, 0
+        return plain_wait(refit, *arguments)
+
+    monkeypatch.setattr(parking_module, "new_stepper", built)
+    monkeypatch.setattr(Refit, "wait", wait)
+    assert train(config()).values["step"] == 20
+    assert not events("waits for memory")
 
 
 def test_it_waits_where_the_host_refuses_last(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,6 +440,15 @@ def test_ctrl_c_then_a_shortage_is_still_a_save(workplace: Path, monkeypatch: py
 def test_a_system_without_memory_for_a_process_is_out_of_memory() -> None:
     assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
     assert not is_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
+    for words in (
+        "std::bad_alloc",
+        "could not create a primitive",
+        "unable to mmap: Cannot allocate memory",
+    ):
+        assert is_out_of_memory(RuntimeError(words)) and is_the_hosts(RuntimeError(words))
+    assert not is_the_hosts(torch.OutOfMemoryError(FULL)) and not is_the_hosts(
+        RuntimeError("CUDA error: out of memory")
+    )
 
 
 # --- only evaluated
