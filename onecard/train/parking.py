@@ -48,9 +48,9 @@ _HOST_MARGIN = 2**28
 _LITTLE = 2**25
 
 
-def wait_for_others(device: str) -> None:
+def wait_for_others() -> None:
     """To give memory back, which they may do soon: a program that is being closed."""
-    time.sleep(_WAIT if device.startswith("cuda") else 0)
+    time.sleep(_WAIT)
 
 
 def park(run: Run) -> TrainingState:
@@ -140,7 +140,7 @@ def put_in_place(run: Run, step: int, storage: Storage | None = None) -> None:
                 raise
             forget(error)
             if run.fit.setting == setting:
-                wait_for_others(run.device)
+                wait_for_others()
 
 
 def _next_setting(run: Run, step: int, *, by_host: bool) -> Setting | None:
@@ -211,7 +211,7 @@ def patiently(save: Callable[[], None], run: Run, journal: Journal) -> None:
                 "checkpoint", text, "once more, with all that is idle given back", aloud=not tries
             )
             if tries:
-                time.sleep(_WAIT)
+                wait_for_others()
 
 
 def once_more(run: Run, journal: Journal, error: BaseException, where: str, *, aloud: bool) -> None:
@@ -221,7 +221,7 @@ def once_more(run: Run, journal: Journal, error: BaseException, where: str, *, a
         run.stepper.release()
     forget(error)
     journal.shortage(where, text, "once more, in a moment", aloud=aloud)
-    time.sleep(_WAIT)
+    wait_for_others()
 
 
 def needed_by(run: Run, *, measured: bool) -> float:

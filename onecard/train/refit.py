@@ -159,7 +159,7 @@ class Refit:
             # Nothing is smaller: all that helps is that others give memory back, and that takes a while.
             again = f"trying again with {after.words}"
             self.journal.shortage(where, text, again, aloud=self.fit.in_vain == 1)
-            wait_for_others(run.device)
+            wait_for_others()
             return True
         told = f"out of memory in {where}: going on with {after.words}"
         self._tell(told, where, before, error=text, measured_gib=peak)
