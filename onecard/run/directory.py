@@ -53,11 +53,12 @@ class RunDirectory:
         self.nanogpt_checkpoint = self.path / "ckpt.pt"
         self.paused = self.path / "paused"  # there while a job rests (pause.py)
 
-    def runs_beside(self) -> list[str]:
-        """Other runs in the folder it is in, the newest first."""
-        found = [path for path in self.path.parent.glob("*/checkpoints") if path.is_dir()]
-        found.sort(key=lambda path: -path.stat().st_mtime)
-        return [str(path.parent) for path in found]
+    def runs_beside(self) -> str:
+        """Other runs in the folder it is in, the nearest names first; empty where there is none."""
+        runs = [str(path.parent) for path in self.path.parent.glob("*/checkpoints") if path.is_dir()]
+        near = difflib.get_close_matches(str(self.path), runs, n=_NAMED, cutoff=0.0)
+        more = f" and {len(runs) - len(near):,} more" if len(runs) > len(near) else ""
+        return f"runs here: {', '.join(near)}{more}" if near else ""
 
     def holds_run(self) -> bool:
         return any(p.exists() for p in (self.config_path, self.checkpoints, self.nanogpt_checkpoint))
@@ -185,13 +186,11 @@ def refuse_a_slip(config: RunConfig) -> None:
     directory = RunDirectory(config.out_dir)
     if set(config.origins) != {"out_dir"} or directory.holds_run():
         return
-    runs = directory.runs_beside()
-    near = difflib.get_close_matches(str(directory.path), runs, n=1) or runs[:_NAMED]
+    new = f"for a new one: onecard train CONFIG.py --out_dir={directory.path}"
     raise UserError(
         f"there is no run in {directory.path}",
         "a folder alone goes on with the run in it",
-        (f"runs here: {', '.join(near)}\n" if near else "")
-        + f"for a new one: onecard train CONFIG.py --out_dir={directory.path}",
+        "\n".join(filter(None, (directory.runs_beside(), new))),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from onecard.shapes import PRETRAINED, GPT2Shape, Shape
 
 # GPT-2's tokens, plain and padded to a multiple of 64.
 _GPT2_VOCABULARIES = (50257, 50304)
-_NAMED_RUNS = 6
 
 
 @dataclass(frozen=True)
@@ -177,15 +175,8 @@ def _millions(shape: Shape) -> str:
 
 def no_checkpoint(directory: RunDirectory) -> UserError:
     if not directory.path.exists():
-        runs = directory.runs_beside()
-        near = difflib.get_close_matches(str(directory.path), runs, n=_NAMED_RUNS, cutoff=0.0)
-        more = f" and {len(runs) - len(near):,} more" if len(runs) > len(near) else ""
-        return UserError(
-            f"there is no run folder {directory.path}",
-            hint=f"runs here: {', '.join(near)}{more}"
-            if near
-            else "train one first: onecard train config/demo.py",
-        )
+        hint = directory.runs_beside() or "train one first: onecard train config/demo.py"
+        return UserError(f"there is no run folder {directory.path}", hint=hint)
     if nanochat_steps(directory.path):
         return UserError(
             f"{directory.path} holds checkpoints of nanochat, and no run of onecard",

@@ -275,8 +275,10 @@ class Fit:
         known = self._sizes | {smallest_size}
         full = len(known) >= MOST_MICRO_BATCHES
         for setting in self._settings:
+            if full and setting.micro_batch not in known:
+                continue
             choice = self._with(setting, allocator)
-            if (not full or setting.micro_batch in known) and not self._is_barred(choice):
+            if not self._is_barred(choice):
                 yield choice
 
     def _is_barred(self, choice: Choice) -> bool:

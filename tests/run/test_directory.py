@@ -149,7 +149,7 @@ def test_a_mistyped_folder_begins_no_other_run(tmp_path: Path, monkeypatch: pyte
     refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo", "--init_from=scratch"]))
     with pytest.raises(UserError, match="there is no run in out-dmeo") as refused:
         refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo"]))
-    assert "runs here: out-demo\n" in refused.value.hint, "the one that was meant, not all"
+    assert refused.value.hint.startswith("runs here: out-demo, elsewhere\n"), "the one that was meant first"
     with pytest.raises(UserError) as refused:
         refuse_a_slip(load_config(RunConfig, ["--out_dir=runs-of-mine"]))
     assert "out-demo" in refused.value.hint and "elsewhere" in refused.value.hint
