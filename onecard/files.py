@@ -1,16 +1,19 @@
-"""Files that are whole or not there, and folders that one process owns at a time."""
+"""Files that are whole or not there, reading that ends, and folders that one process owns at a time."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import json
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import Any, BinaryIO
 
 _HASH_BLOCK = 4 * 2**20
+JSON_BYTES = 16 * 2**20  # more than any JSON file of ours, and little enough to hold parsed
 
 
 class StoppedError(Exception):
@@ -21,10 +24,51 @@ class AlreadyLockedError(Exception):
     """Another process holds the lock."""
 
 
+def open_plain(path: Path) -> BinaryIO:
+    """An ordinary file, opened for reading. A FIFO would be waited for and a device read without end: these
+    and folders are an OSError."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    _must_be_ordinary(os.stat(path), path)  # before it is opened, which some devices notice
+    descriptor = os.open(path, flags)
+    try:
+        _must_be_ordinary(os.fstat(descriptor), path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def _must_be_ordinary(found: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not an ordinary file", str(path))
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """All of an ordinary file; one of more than `most` bytes is an OSError."""
+    with open_plain(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+    return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """As json.loads has it; whatever is wrong with the text, too deep a nesting too, is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def load_json(path: Path, most: int = JSON_BYTES) -> Any:
+    """The content of a JSON file in UTF-8. OSError: it cannot be read. ValueError: it is not JSON."""
+    return parse_json(read_bounded(path, most).decode("utf-8"))
+
+
 def file_sha256(path: Path, stop: threading.Event | None = None) -> str:
     """Of a file of any size; StoppedError soon after `stop` is set."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while block := file.read(_HASH_BLOCK):
             if stop is not None and stop.is_set():
                 raise StoppedError

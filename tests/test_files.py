@@ -1,0 +1,53 @@
+"""Reading that ends, whatever lies in the file's place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from onecard.files import load_json, open_plain, parse_json, read_bounded
+
+
+def test_an_ordinary_file_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"größe": [1, 2.5, null]}', encoding="utf-8")
+    assert load_json(path) == {"größe": [1, 2.5, None]}
+    with open_plain(path) as file:
+        assert file.read() == path.read_bytes()
+
+
+def test_a_link_to_an_ordinary_file_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12")
+    (tmp_path / "link").symlink_to("a")
+    assert read_bounded(tmp_path / "link", 2) == b"12"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device", "link to a device"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "there"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path = Path("/dev/zero")
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="not an ordinary file"):
+        read_bounded(path, 100)
+
+
+def test_a_file_that_is_larger_than_expected_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with path.open("wb") as file:
+        file.truncate(23 * 2**30)  # sparse: it takes no room
+    with pytest.raises(OSError, match="larger than 1,000 bytes"):
+        load_json(path, 1000)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "{", "", b"\xff\xfe"])
+def test_whatever_is_wrong_with_json_is_one_kind_of_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the kind is what is promised
+        parse_json(text)
