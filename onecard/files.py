@@ -28,7 +28,7 @@ def open_plain(path: Path) -> BinaryIO:
     """An ordinary file, opened for reading. A FIFO would be waited for and a device read without end: these
     and folders are an OSError."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    _must_be_ordinary(os.stat(path), path)  # before it is opened, which some devices notice
+    _must_be_ordinary(path.stat(), path)  # before it is opened, which some devices notice
     descriptor = os.open(path, flags)
     try:
         _must_be_ordinary(os.fstat(descriptor), path)

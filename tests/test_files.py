@@ -49,5 +49,5 @@ def test_a_file_that_is_larger_than_expected_is_not_read(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "{", "", b"\xff\xfe"])
 def test_whatever_is_wrong_with_json_is_one_kind_of_error(text: str | bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - the kind is what is promised
+    with pytest.raises(ValueError):
         parse_json(text)
