@@ -283,10 +283,10 @@ def paused(options: argparse.Namespace) -> Row:
     import torch
     from fit_same_bits import __file__ as same_bits_file
 
-    from onecard.run.checkpoint import list_checkpoints
     from onecard.run.directory import RunDirectory
     from onecard.run.metrics import read_metrics
     from onecard.run.pause import ask_to_go_on, ask_to_pause
+    from onecard.run.stored import list_checkpoints
 
     cuda, steps = not options.tiny, options.pause_steps
     folder = options.work / "paused"

@@ -210,8 +210,8 @@ class Watched:
         return row
 
     def _told(self, summary: Any) -> Row:
-        from onecard.run.checkpoint import list_checkpoints
         from onecard.run.metrics import read_metrics
+        from onecard.run.stored import list_checkpoints
 
         folder = Path(self.config.out_dir)
         rows = read_metrics(folder / "metrics.jsonl")

@@ -74,7 +74,7 @@ def train(arguments: Sequence[str]) -> int:
         # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
         # code says how it ended. What is left in the buffer must not be tried again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return INTERRUPTED if summary.interrupted else 0
+    return INTERRUPTED if summary.interrupted else 1 if summary.risen else 0
 
 
 def sample(arguments: Sequence[str]) -> int:

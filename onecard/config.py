@@ -52,9 +52,10 @@ class RunConfig(Config):
     log_interval: int = knob("int", 1, "steps between log lines", group="output", low=1, changes_result=False)
     eval_iters: int = knob("int", 200, "evaluate on eval_iters × batch_size fixed blocks of each split", group="output", low=1, changes_result=False)
     eval_only: bool = knob("bool", False, "evaluate once and stop", group="output", changes_result=False)
-    always_save_checkpoint: bool = knob("bool", True, "save at every evaluation, not only when val loss improves", group="output", changes_result=False)
+    always_save_checkpoint: bool = knob("bool", True, "sample and export take the newest checkpoint; False: the one with the best val loss (both are kept)", group="output", changes_result=False)
     init_from: str = knob("str", "auto", "auto, scratch, resume, gpt2[-medium|-large|-xl], or a folder or ckpt.pt to start from", group="output", changes_result=False)
     fresh: bool = knob("bool", False, "start over in a used out_dir; the earlier run is set aside, not deleted", group="output", changes_result=False)
+    fallback_dir: str | None = knob("str", None, "a second folder, best on another disk, where the run goes on when out_dir is lost", group="output", changes_result=False)
     sample_tokens: int = knob("int", 120, "tokens of sample text at each evaluation; 0 for none", group="output", low=0, high=100_000, changes_result=False)
     # --- wandb
     wandb_log: bool = knob("bool", False, "also log to Weights & Biases", group="other", changes_result=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib
@@ -90,7 +91,8 @@ def flush_to_disk(path: Path) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Atomically: a reader sees the old file or the new one, never a part."""
     temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)  # a link or a FIFO of that name must not be written through
+    with temporary.open("x", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
         file.write("\n")
         file.flush()
@@ -104,6 +106,8 @@ def exclusive_lock(path: Path, *, holds_data: bool = False) -> BinaryIO:
     `holds_data`: the file is more than a lock. Windows keeps everybody else from reading what is locked, so
     there such a file is left unlocked.
     """
+    with contextlib.suppress(FileNotFoundError):
+        _must_be_ordinary(path.stat(), path)
     file = path.open("ab")
     try:
         import fcntl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -258,7 +259,11 @@ def export(
     from onecard.run.export import export_run
 
     to = to or ("nanogpt" if folder.endswith(".pt") else "huggingface")
-    print(export_run(out_dir, folder, step=step, to=to))
+
+    def note(text: str) -> None:
+        print("note:", text, file=sys.stderr)
+
+    print(export_run(out_dir, folder, step=step, to=to, note=note))
     return 0
 
 

@@ -10,12 +10,14 @@ import re
 import shlex
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from onecard import dial
 from onecard.config import RunConfig
 from onecard.config_file import COMMAND_LINE
+from onecard.errors import UserError
 
+DATA = Path("data")  # where nanoGPT's configs look, and prepare writes
 _RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
 # GPT-2's own 50,257 and what it is padded to. Less than a thousand are bytes or characters.
 _GPT2, _LEAST_TRAINED = range(50257, 50433), 1024
@@ -31,6 +33,20 @@ class Wanted:
 
     tokenizer: int | None
     command: str = ""
+
+
+def data_dir(dataset: str) -> Path:
+    """The folder of a dataset: a name below data/, or a path where it plainly is one (/…, ./…, ../…, ~/…)."""
+    if dataset.startswith(("/", "./", "../", "~/")) or Path(dataset).is_absolute():
+        return Path(dataset).expanduser()
+    parts = PurePath(dataset).parts
+    if not parts or ".." in parts or "\0" in dataset:
+        raise UserError(
+            f"dataset cannot be {dataset!r}",
+            "it is the name of a folder below data/",
+            "a folder elsewhere is given as a path: --dataset=./FOLDER or --dataset=/FOLDER",
+        )
+    return DATA / dataset
 
 
 def embedding_rows(tokenizer: str, tokens: int) -> int:
@@ -59,7 +75,7 @@ def other_vocabulary(config: RunConfig, there: int | None) -> str | None:
     wanted = config.vocab_size if pinned else _trained(command)
     if wanted is None or there is None or abs(wanted - there) < _PADDING:
         return None
-    data = f"data/{config.dataset} has {there:,} tokens in its vocabulary"
+    data = f"{data_dir(config.dataset)} has {there:,} tokens in its vocabulary"
     how = f"; the data it is meant for: {command}" if command else ""
     if pinned:
         return f"{data}, and vocab_size is {wanted:,}: the rest is never seen{how}"

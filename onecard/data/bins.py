@@ -11,6 +11,7 @@ import difflib
 import json
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -145,6 +146,24 @@ class TokenFile:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def itemsize(self) -> int:
+        return int(self._parts[0].tokens_N.dtype.itemsize)
+
+    @property
+    def stored_as(self) -> str:
+        """How a token is written: `<u2` or `<u4`."""
+        return str(self._parts[0].tokens_N.dtype.str)
+
+    def stored(self, start: int, stop: int) -> Iterator[NDArray[Any]]:
+        """Tokens as they lie in the files, without a copy: a piece for each file they are in."""
+        before = 0
+        for part, end in zip(self._parts, self._ends, strict=True):
+            if start < end and before < stop:
+                part.check_not_truncated()
+                yield part.tokens_N[max(start - before, 0) : stop - before]
+            before = end
 
     def refresh(self) -> int:
         """Look again, so that what was appended or renamed into place is seen. The new length.

@@ -15,7 +15,7 @@ from onecard import dial
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.language import _
-from onecard.plan.bill import checkpoint_bytes
+from onecard.plan.bill import CHECKPOINTS_AT_ONCE, checkpoint_bytes
 from onecard.plan.cost import Cost, cost_of, rounded
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
@@ -42,12 +42,11 @@ from onecard.plan.search import (
 )
 from onecard.plan.settings import setting_of
 from onecard.shapes import PRETRAINED, Nanochat2026Shape, Shape
-from onecard.vocabulary import OWN_TOKENS, embedding_rows
+from onecard.vocabulary import OWN_TOKENS, data_dir, embedding_rows
 
 GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
 _LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size
 _ABOUT_AS_MUCH = 1.08  # memory of the card: nobody's run depends on less
-CHECKPOINTS_KEPT = 3  # the newest two and the best
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,8 @@ class Answer:
             },
             **(cost.to_json(self.now) if cost else {"time": None, "energy": None, "cost": None}),
             "disk": {
-                "checkpoint_gb": round(self.checkpoint(shown) / 1e9, 3), "checkpoints_kept": CHECKPOINTS_KEPT,
+                "checkpoint_gb": round(self.checkpoint(shown) / 1e9, 3),
+                "checkpoints_kept": CHECKPOINTS_AT_ONCE - 1, "checkpoints_at_once": CHECKPOINTS_AT_ONCE,
                 "data_gb_one_pass": round(self.data_bytes / 1e9, 3),
                 "data_tokens": self.data_tokens, "passes": round(self.passes, 2) if self.passes else None,
             },
@@ -319,7 +319,7 @@ def _prepared(config: RunConfig) -> dict[str, Any]:
 
 
 def _data_dir(config: RunConfig) -> Path:
-    return Path("data") / config.dataset
+    return data_dir(config.dataset)
 
 
 def question_of(config: RunConfig, target: Target) -> Question:

@@ -55,6 +55,8 @@ CONTEXT = int(0.75 * GIB)
 # recording takes that in one piece (train/replay.py), and 70 to 94 MiB come to lie beside it: the margin.
 _GRAPH, _LOOSE_GRAPH = 128 * MIB, 160 * MIB
 _GRAPH_MARGIN = 96 * MIB
+# On disk while one is written: the newest two, the best, and the new one.
+CHECKPOINTS_AT_ONCE = 4
 # torch, its libraries and the data on their way: resident on the host (0.7 to 1.1 GiB on an H200's machine).
 _HOST_PROCESS = int(1.0 * GIB)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from onecard.language import _, number
 from onecard.plan.amounts import count, duration, energy, file_size, kwh_cell, price_text, speed
 from onecard.plan.answer import Answer
-from onecard.plan.bill import host_process
+from onecard.plan.bill import CHECKPOINTS_AT_ONCE, host_process
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB, Line
 from onecard.plan.machine import Target
@@ -18,6 +18,7 @@ from onecard.plan.search import Choice
 from onecard.plan.tables import Row, print_parts, print_rows, terms_together
 from onecard.plan.verdict import shortage, verdict
 from onecard.shapes import Shape
+from onecard.vocabulary import data_dir
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -272,7 +273,10 @@ def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
                 amount=cost.amount, currency=plain(cost.currency), price=price_text(answer.options.price)
             ),
         )
-    on_disk = _("{each} a checkpoint, three are kept").format(each=file_size(answer.checkpoint(choice)))
+    each = answer.checkpoint(choice)
+    on_disk = _("{each} a checkpoint, up to {n} at once: {all}").format(
+        each=file_size(each), n=CHECKPOINTS_AT_ONCE, all=file_size(CHECKPOINTS_AT_ONCE * each)
+    )
     if answer.data_tokens is None:
         data = _("{data} of tokens, if none comes twice").format(data=file_size(answer.data_bytes))
         on_disk += f"; {data}"
@@ -303,8 +307,10 @@ def _data_rows(answer: Answer) -> list[tuple[str, str]]:
     """Where it is there: how often the run reads it."""
     if answer.data_tokens is None or answer.passes is None:
         return []
-    told = _("{tokens} tokens in data/{name}, read {n} times").format(
-        tokens=count(answer.data_tokens), name=plain(answer.config.dataset), n=number(answer.passes, ".1f")
+    told = _("{tokens} tokens in {folder}, read {n} times").format(
+        tokens=count(answer.data_tokens),
+        folder=plain(str(data_dir(answer.config.dataset))),
+        n=number(answer.passes, ".1f"),
     )
     rows = [(_("data"), told)]
     if (note := repetition_note(answer.tokens, answer.data_tokens)) is not None:

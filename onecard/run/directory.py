@@ -7,6 +7,7 @@ out_dir/
   events.jsonl     started, resumed, evaluated, saved, stopped ...
   log.txt          nanoGPT's lines
   job.json         what the job that runs now says to whoever asks it to pause (pause.py)
+  .lock            held by the job that runs now
   checkpoints/     step-00000500/ ...
   samples/         step-00000500.txt ...
 """
@@ -15,9 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import errno
-import json
-import re
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,14 +26,20 @@ from typing import Any, BinaryIO
 from onecard.config import RunConfig
 from onecard.config_file import CHECKPOINT, COMMAND_LINE, Assignment, Value
 from onecard.errors import UserError
-from onecard.files import AlreadyLockedError, exclusive_lock, write_json
+from onecard.files import AlreadyLockedError, exclusive_lock, load_json, write_json
 from onecard.knobs import from_values, knobs, load_config
+from onecard.run.foreign import is_run, refuse_foreign_folder
+from onecard.run.stored import (
+    CHECKPOINT_NAME,
+    PASSING,
+    SCHEMA,
+    STATE_NAME,
+    Checkpoint,
+    list_checkpoints,
+    remains,
+    seal,
+)
 
-SCHEMA = 1
-# Errors of reading that say nothing about a file: no memory, too many files open.
-PASSING = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
-STATE_NAME = "state.json"  # of a checkpoint
-CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 _LAST_SAVED = "its newest checkpoint"
 _NAMED = 6  # runs in a message
 _TRIES, _TRY_EVERY = 5, 0.05  # for the folder's lock; seconds
@@ -42,6 +47,10 @@ _TRIES, _TRY_EVERY = 5, 0.05  # for the folder's lock; seconds
 
 class RunDirectory:
     def __init__(self, out_dir: str | Path) -> None:
+        if not str(out_dir).strip() or "\0" in str(out_dir):
+            raise UserError(
+                f"{str(out_dir)!r} is no name of a folder", hint="name the run's folder: --out_dir=out"
+            )
         self.path = Path(out_dir)
         self.config_path = self.path / "config.json"
         self.plan_path = self.path / "plan.json"
@@ -52,6 +61,9 @@ class RunDirectory:
         self.samples = self.path / "samples"
         self.nanogpt_checkpoint = self.path / "ckpt.pt"
         self.paused = self.path / "paused"  # there while a job rests (pause.py)
+        self.lock_path = self.path / ".lock"
+        self.config_notes: list[str] = []  # what reading the config has found
+        self._claimed_by: BinaryIO | None = None  # the lock, while it is held
 
     def runs_beside(self) -> str:
         """Other runs in the folder it is in, the nearest names first; empty where there is none."""
@@ -61,7 +73,7 @@ class RunDirectory:
         return f"runs here: {', '.join(near)}{more}" if near else ""
 
     def holds_run(self) -> bool:
-        return any(p.exists() for p in (self.config_path, self.checkpoints, self.nanogpt_checkpoint))
+        return is_run(self.path)
 
     def has_checkpoint(self) -> bool:
         return self.nanogpt_checkpoint.exists() or any(self.checkpoints.glob("step-*"))
@@ -84,20 +96,52 @@ class RunDirectory:
         `fresh` first sets the run that is there aside; where it went is what this yields.
         """
         aside = None
+        refuse_foreign_folder(self.path)
         if fresh and self.holds_run():
             with self._lock():
                 aside = self._set_aside()
         self._create()
-        with self._lock():
+        with self._lock() as self._claimed_by:
             yield aside
+
+    def why_lost(self) -> str:
+        """Why the folder that was claimed is no longer the one under its name; empty where it is."""
+        assert self._claimed_by is not None, "only of a claimed folder"
+        try:
+            there = self.lock_path.stat()
+        except FileNotFoundError:
+            return "it was removed or renamed"
+        except OSError as error:
+            return str(error)
+        same = os.path.samestat(there, os.fstat(self._claimed_by.fileno()))
+        return "" if same else "another folder has taken its place"
+
+    def renamed_to(self) -> RunDirectory | None:
+        """Where the claimed folder is now, if the system tells (Linux does) and it was not removed."""
+        assert self._claimed_by is not None, "only of a claimed folder"
+        with contextlib.suppress(OSError):
+            lock = Path(f"/proc/self/fd/{self._claimed_by.fileno()}").readlink()
+            if os.path.samestat(lock.stat(), os.fstat(self._claimed_by.fileno())):
+                return RunDirectory(lock.parent)
+        return None
+
+    def refuse_lost_checkpoints(self) -> None:
+        """Where a run once had checkpoints and none is left, nothing begins at step 0 by itself."""
+        if told := remains(self.checkpoints, self.events_path):
+            raise UserError(
+                f"{self.path} held a run, and none of its checkpoints is left",
+                told,
+                "bring the checkpoints back from a copy or a disk that is not mounted,\n"
+                "or start over with --fresh (what is there is set aside)",
+            )
 
     def _lock(self) -> BinaryIO:
         try:
             for _ in range(_TRIES - 1):  # whoever only asks whether somebody trains holds it for an instant
                 with contextlib.suppress(AlreadyLockedError):
-                    return exclusive_lock(self.path / ".lock")
+                    return exclusive_lock(self.lock_path)
                 time.sleep(_TRY_EVERY)
-            return exclusive_lock(self.path / ".lock")
+            return exclusive_lock(self.lock_path)
         except AlreadyLockedError:
             hint = "wait for it, or choose another folder with --out_dir=FOLDER"
             if self.paused.exists():
@@ -123,7 +167,8 @@ class RunDirectory:
         )
 
     def write_config(self, config: RunConfig) -> None:
-        self._write(self.config_path, {"values": config.values(), "set_by_user": dict(config.origins)})
+        content = {"values": config.values(), "set_by_user": dict(config.origins)}
+        self._write(self.config_path, {**content, "seal": seal(content)})
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         self._write(self.plan_path, plan)
@@ -135,25 +180,43 @@ class RunDirectory:
             raise self._unusable(error) from None
 
     def read_config(self) -> RunConfig | None:
-        """The config the run was last started with, or None if there is none."""
-        content = read_json(self.config_path)
-        if content is None:
-            return self._config_of_checkpoint()
-        try:
-            return from_values(RunConfig, content["values"], content["set_by_user"])
-        except (KeyError, TypeError, AttributeError, ValueError):
-            raise UserError(f"{self.config_path} is damaged", hint="move it away to go on") from None
+        """The config the run was last started with, or None if there is none.
 
-    def _config_of_checkpoint(self) -> RunConfig | None:
-        """Where config.json is lost: the newest checkpoint has its values, if not what the user had set."""
-        usual = RunConfig()
-        for path in self.checkpoint_states():
+        config.json says by its seal whether it is as it was written. One that is not, or has none (it is
+        older), holds what it says only where a checkpoint says the same: else the checkpoint's is taken.
+        """
+        self.config_notes = []
+        try:
+            content = read_json(self.config_path)
+            found = None if content is None else _config_in(content)
+        except UserError as error:
+            content, found, damage = {}, None, error
+        else:
+            damage = UserError(f"{self.config_path} is damaged", hint="move it away to go on")
+        if found is not None and content.get("seal") == seal(_sealed(content)):
+            return found
+        without_seal = found is not None and "seal" not in content
+        step, saved = self._config_of_checkpoint()
+        if saved is None:
+            if content is None or without_seal:
+                return found
+            raise damage
+        same = found is not None and found.values() == saved.values()
+        if without_seal and same:
+            return found
+        if not same:
+            what = "is missing" if content is None else "is damaged or was changed"
+            self.config_notes.append(
+                f"{self.config_path} {what}: the values saved with step {step:,} are used"
+            )
+        return saved
+
+    def _config_of_checkpoint(self) -> tuple[int, RunConfig | None]:
+        """Of the newest checkpoint whose state is as it was written, and its step."""
+        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
             with contextlib.suppress(UserError, KeyError, TypeError, AttributeError, ValueError):
-                values = (read_json(path) or {})["config"]
-                changed = {name for name, value in values.items() if value != getattr(usual, name, value)}
-                changed -= {"max_iters"} if values.get("tokens") else set()  # one follows from the other
-                return from_values(RunConfig, values, dict.fromkeys(changed, _LAST_SAVED))
-        return None
+                return checkpoint.step, config_of(checkpoint)
+        return 0, None
 
     def _set_aside(self) -> Path:
         """Rename the folder, so that a fresh run takes its place and nothing is lost."""
@@ -244,11 +307,31 @@ def _asked_for(config: RunConfig, name: str) -> bool:
     return config.is_set(name) and config.origins[name] != CHECKPOINT
 
 
+def config_of(checkpoint: Checkpoint) -> RunConfig:
+    """The config that a checkpoint's state keeps; what the person had set is guessed for older ones."""
+    values, usual = checkpoint.state["config"], RunConfig()
+    changed = {name for name, value in values.items() if value != getattr(usual, name, value)}
+    changed -= {"max_iters"} if values.get("tokens") else set()  # one follows from the other
+    origins = checkpoint.state.get("set_by_user", dict.fromkeys(changed, _LAST_SAVED))
+    return _config_in({"values": values, "set_by_user": origins})
+
+
+def _config_in(content: dict[str, Any]) -> RunConfig:
+    try:
+        return from_values(RunConfig, content["values"], content["set_by_user"])
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise UserError("the config is damaged", hint="move it away to go on") from None
+
+
+def _sealed(content: dict[str, Any]) -> dict[str, Any]:
+    return {name: content.get(name) for name in ("values", "set_by_user")}
+
+
 def read_json(path: Path) -> Any:
     """The content, or None if there is no such file; UserError if it is damaged. What has nothing to do with
     the file stays an OSError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

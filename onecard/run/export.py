@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from onecard.convert.huggingface import write_huggingface_folder
 from onecard.convert.nanogpt import NanoGPTCheckpoint, write_nanogpt_checkpoint
 from onecard.errors import UserError
 from onecard.optim.saved import MOMENTS, read_moment
-from onecard.run.checkpoint import Checkpoint
 from onecard.run.directory import RunDirectory
 from onecard.run.load import checkpoint_of_run, tokenizer_of, weights_of_checkpoint, weights_of_run
+from onecard.run.stored import Checkpoint
 from onecard.shapes import GPT2Shape, Nanochat2026Shape, Shape
 
 
-def export_run(out_dir: str, target: str, *, step: int | None, to: str) -> str:
-    """Write the model and return what to tell the user."""
+def export_run(
+    out_dir: str, target: str, *, step: int | None, to: str, note: Callable[[str], None] = lambda text: None
+) -> str:
+    """Write the model and return what to tell the user; `note` gets what was found damaged."""
     if to == "nanogpt":
         if Path(target).exists():
             raise UserError(f"{target} is there already", hint="name a file that does not exist yet")
-        checkpoint = checkpoint_of_run(RunDirectory(out_dir), step)
+        checkpoint, notes = checkpoint_of_run(RunDirectory(out_dir), step, weights_only=False)
+        for text in notes:
+            note(text)
         theirs = _for_nanogpt(checkpoint)
         write_nanogpt_checkpoint(Path(target), theirs)
         told = f"step {checkpoint.step:,} of {out_dir} written to {target}; nanoGPT resumes from it"
         return told if theirs.moments else f"{told}, with new moments: its AdamW has no use for Muon's"
     weights = weights_of_run(out_dir, step)
+    for text in weights.notes:
+        note(text)
     if isinstance(weights.shape, Nanochat2026Shape):
         raise UserError(
             f"{out_dir} cannot be written for Hugging Face",

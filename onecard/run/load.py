@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,18 @@ from onecard.hardware.machine import resolve_device
 from onecard.model.decoder import Decoder
 from onecard.model.family import model_class, shape_from
 from onecard.model.precision import choose_dtype, torch_dtype
-from onecard.run.checkpoint import Checkpoint, best_checkpoint, damage, list_checkpoints, newest_intact
 from onecard.run.directory import RunDirectory
+from onecard.run.stored import (
+    Checkpoint,
+    best_checkpoint,
+    damage,
+    list_checkpoints,
+    newest_intact,
+    passed_over,
+)
 from onecard.sample_config import SampleConfig
 from onecard.shapes import PRETRAINED, GPT2Shape, Shape
+from onecard.vocabulary import data_dir
 
 # GPT-2's tokens, plain and padded to a multiple of 64.
 _GPT2_VOCABULARIES = (50257, 50304)
@@ -36,6 +44,7 @@ class Weights:
     description: str
     dataset: str | None = None
     tokenizer_facts: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()  # on what was found damaged, and what is used instead
     nanogpt: NanoGPTCheckpoint | None = None
     # Whether a vocabulary of GPT-2's size may be taken for GPT-2's, where nothing else is known of it.
     guess_gpt2_tokens: bool = True
@@ -89,30 +98,38 @@ def weights_of_run(out_dir: str, step: int | None) -> Weights:
             return weights_of_nanogpt(directory.nanogpt_checkpoint)
         if nanochat_steps(directory.path):
             return weights_of_nanochat(directory.path, step)
-    return weights_of_checkpoint(checkpoint_of_run(directory, step))
+    checkpoint, notes = checkpoint_of_run(directory, step)
+    return replace(weights_of_checkpoint(checkpoint), notes=tuple(notes))
 
 
-def checkpoint_of_run(directory: RunDirectory, step: int | None) -> Checkpoint:
-    """The step asked for; else the newest, or the best where the run keeps only improvements."""
+def checkpoint_of_run(
+    directory: RunDirectory, step: int | None, *, weights_only: bool = True
+) -> tuple[Checkpoint, list[str]]:
+    """The step asked for; else the newest, or the best where the run wants that. What is read of it has been
+    verified. Also what there is to say: which ones are damaged, and what is used instead."""
     checkpoints = list_checkpoints(directory.checkpoints)
     if not checkpoints:
         raise no_checkpoint(directory)
     if step is not None:
         for checkpoint in checkpoints:
             if checkpoint.step == step:
-                problem = damage(checkpoint, weights_only=True)
+                problem = damage(checkpoint, weights_only=weights_only)
                 if problem:
                     raise UserError(f"{checkpoint.path} is damaged", problem)
-                return checkpoint
+                return checkpoint, []
         kept = ", ".join(str(c.step) for c in checkpoints)
         raise UserError(f"there is no checkpoint of step {step} in {directory.path}", f"kept are: {kept}")
-    config = directory.read_config()
-    best = best_checkpoint(checkpoints)
+    config, notes = directory.read_config(), [*directory.config_notes]
     # always_save_checkpoint=False says: what overfitted is not wanted.
-    wants_best = config is not None and not config.always_save_checkpoint
-    if wants_best and best is not None and damage(best, weights_only=True) is None:
-        return best
-    return newest_intact(checkpoints, weights_only=True)[0]
+    if config is not None and not config.always_save_checkpoint:
+        best = best_checkpoint(checkpoints)
+        problem = damage(best, weights_only=weights_only) if best is not None else None
+        if best is not None and problem is None:
+            return best, notes
+        if best is not None:
+            notes.append(f"{best.path}, the best, is damaged ({problem}): the newest is used")
+    found, damaged = newest_intact(checkpoints, weights_only=weights_only)
+    return found, notes + passed_over(found, damaged)
 
 
 def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
@@ -194,7 +211,7 @@ def tokenizer_of(weights: Weights) -> Tokenizer:
     if weights.tokenizer_facts:
         return from_facts(dict(weights.tokenizer_facts))
     if weights.dataset:
-        found = load_tokenizer(Path("data") / weights.dataset)
+        found = load_tokenizer(data_dir(weights.dataset))
         if found is not None:
             return found
     if not weights.guess_gpt2_tokens:
@@ -225,7 +242,7 @@ def load_for_sampling(config: SampleConfig) -> LoadedModel:
     )
     tokenizer = tokenizer_of(weights)
     dtype, note = choose_dtype(config.dtype, device)
-    notes = [*config.notes, *([note] if note else [])]
+    notes = [*config.notes, *weights.notes, *([note] if note else [])]
     if config.step is not None and config.init_from != "resume":
         notes.append(f"step is not used with init_from={config.init_from}")
     model = weights.build().to(device=device, dtype=torch_dtype(dtype)).eval()

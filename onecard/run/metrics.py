@@ -1,14 +1,19 @@
-"""What a run writes while it goes on: metrics.jsonl, events.jsonl, log.txt. Append-only lines.
+"""What a run writes while it goes on: metrics.jsonl, events.jsonl, log.txt, line by line.
 
-After a resume the steps since the checkpoint are written again; `read_metrics` lets the later line
-win, so a reader sees one curve.
+A checkpoint flushes them to the disk, so that a run that goes on from it has its whole curve. What was
+written after that checkpoint is dropped then, because those steps are done again: each step stands once in
+metrics.jsonl and log.txt. events.jsonl is a diary and keeps everything.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +21,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from onecard.run.directory import SCHEMA, RunDirectory
+from onecard.errors import UserError
+from onecard.files import flush_to_disk, open_plain
+from onecard.run.directory import RunDirectory
+from onecard.run.stored import SCHEMA
+
+_LINE_BYTES = 2**20  # at most: a line of ours has some hundred
+# What says that a disk is full, not that it is gone.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+_TRAINING, _EVALUATION, _BITS = "training", "evaluation", "bits per byte"  # kinds of lines
+_HALF = "half a line"  # that a crash cut short
 
 
 class Recorder:
@@ -24,11 +38,17 @@ class Recorder:
 
     def __init__(self, directory: RunDirectory, say: Callable[[str], None] = lambda text: None) -> None:
         self._say = say
+        self._begin(directory)
+
+    def _begin(self, directory: RunDirectory) -> None:
         self._failed = False
+        self.disk_error: OSError | None = None  # the last one that is about more than a full disk
         self._metrics = _open(directory.metrics_path)
         self._events = _open(directory.events_path)
         self._log = _open(directory.log_path)
         self._samples = directory.samples
+        with self._told_once():
+            flush_to_disk(directory.path)  # the files' names
 
     def metrics(self, **values: Any) -> None:
         with self._told_once():
@@ -53,9 +73,30 @@ class Recorder:
         try:
             yield
         except OSError as error:
+            if error.errno not in _FULL:
+                self.disk_error = error
             if not self._failed:
                 self._say(f"note: metrics and logs cannot be written ({error}); training goes on")
             self._failed = True
+
+    def flush(self) -> None:
+        """To the disk itself: what a checkpoint stands for is then there, even if the power fails."""
+        for file in (self._metrics, self._events, self._log):
+            with self._told_once():
+                file.flush()
+                os.fsync(file.fileno())
+
+    def move(self, directory: RunDirectory) -> None:
+        """Go on in another folder, with what was written so far as far as it can still be read."""
+        targets = (directory.metrics_path, directory.events_path, directory.log_path)
+        for file, target in zip((self._metrics, self._events, self._log), targets, strict=True):
+            open_still = Path(f"/proc/self/fd/{file.fileno()}")  # read also where the file was removed
+            source = open_still if open_still.exists() else Path(file.name)
+            with contextlib.suppress(OSError):
+                shutil.copyfile(source, target)
+            with contextlib.suppress(OSError):
+                file.close()
+        self._begin(directory)
 
     def close(self) -> None:
         for file in (self._metrics, self._events, self._log):
@@ -104,9 +145,82 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: (line["step"], "val_loss" in line))
 
 
+def rewind(directory: RunDirectory, step: int, *, evaluated: bool) -> None:
+    """Drop what was written after the checkpoint of this step, which a run goes on from: its own evaluation
+    stays where it was `evaluated`. A disk without room leaves the files as they are, and `read_metrics`
+    passes over what was superseded."""
+    for path, kind_of in ((directory.metrics_path, _metric_kind), (directory.log_path, _log_kind)):
+        with contextlib.suppress(OSError):
+            _keep_only(path, _lines_to_keep(path, kind_of, step, evaluated))
+
+
+def _lines_to_keep(
+    path: Path, kind_of: Callable[[bytes], tuple[str, int] | None], step: int, evaluated: bool
+) -> bytearray:
+    """One byte a line, 1 to keep it. A step seen again means that the run went back to it."""
+    keep, seen = bytearray(), dict[str, list[tuple[int, int]]]()
+    for number, line in enumerate(_lines(path)):
+        keep.append(1)
+        found = kind_of(line)
+        if found is None:
+            continue
+        kind, at = found
+        if kind == _HALF:
+            keep[number] = 0
+            continue
+        so_far = seen.setdefault(kind, [])
+        while so_far and so_far[-1][0] >= at:
+            keep[so_far.pop()[1]] = 0
+        so_far.append((at, number))
+        keep[number] = at < step or (at == step and kind != _TRAINING and evaluated)
+    return keep
+
+
+def _keep_only(path: Path, keep: bytearray) -> None:
+    if all(keep):
+        return
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.unlink(missing_ok=True)
+    with unfinished.open("xb") as file:
+        file.writelines(line for line, kept in zip(_lines(path), keep, strict=True) if kept)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with open_plain(path) as file:
+        while line := file.readline(_LINE_BYTES):
+            yield line
+
+
+_METRIC = re.compile(rb'\{"step": (\d{1,15}), .*\}\n')
+_LOGGED = (
+    (_TRAINING, re.compile(rb"iter (\d{1,15}): loss ")),
+    (_EVALUATION, re.compile(rb"step (\d{1,15}): train loss ")),
+    (_BITS, re.compile(rb"Step (\d{1,15}) \| Validation bpb: ")),
+)
+
+
+def _metric_kind(line: bytes) -> tuple[str, int] | None:
+    match = _METRIC.fullmatch(line)
+    if match is None:
+        return None if line.startswith(b'{"schema": ') else (_HALF, 0)
+    return (_EVALUATION if b'"val_loss": ' in line else _TRAINING), int(match[1])
+
+
+def _log_kind(line: bytes) -> tuple[str, int] | None:
+    for kind, pattern in _LOGGED:
+        if match := pattern.match(line):
+            return kind, int(match[1])
+    return None
+
+
 def _open(path: Path) -> TextIO:
+    if path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
+        raise UserError(f"{path} is not an ordinary file", hint="move it away: the run writes its own there")
     fresh = not path.exists() or path.stat().st_size == 0
-    file = path.open("a", encoding="utf-8")
+    file = path.open("a", encoding="utf-8", errors="backslashreplace")
     if fresh and path.suffix == ".jsonl":
         _write_json_line(file, {"schema": SCHEMA})
     elif not fresh and _last_byte(path) != b"\n":

@@ -38,16 +38,22 @@ def not_a_number(loss: float, grad_norm: float, dtype: str) -> str | None:
 
 
 def diverged(what: str, config: RunConfig, rate: float, saved_step: int) -> DivergedError:
-    saved = f"is from step {saved_step}" if saved_step >= 0 else "had not been written yet"
+    """The same command goes on from the checkpoint with the same numbers: worth it once, as a fault of the
+    machine does not come again."""
     lower = f"--learning_rate={config.learning_rate / 2:g} --min_lr={config.min_lr / 2:g}"
     if config.by_muon:
         lower = f"--matrix_lr={config.muon_lr / 2:g}"
-    return DivergedError(
-        what,
-        f"the learning rate was {rate:g}; the last checkpoint {saved}",
-        f"start over with a lower one: --fresh {lower}",
-        exit_code=1,
-    )
+    train = f"onecard train --out_dir={config.out_dir}"
+    if saved_step < 0:
+        saved, hint = "nothing had been saved yet", f"begin again with a lower one: {lower}"
+    else:
+        saved = f"the last checkpoint is of step {saved_step:,}"
+        hint = (
+            f"go on from step {saved_step:,}, bit for bit: {train}\n"
+            f"if it comes again, it is the recipe: {train} --init_from=resume {lower}\n"
+            f"or start over with a lower rate: the same command with --fresh {lower}"
+        )
+    return DivergedError(what, f"the learning rate was {rate:g}; {saved}", hint, exit_code=1)
 
 
 def is_beyond_recovery(error: BaseException) -> bool:

@@ -216,6 +216,8 @@ class Journal:
         self.status.val_loss, self.status.val_bpb = found.val_loss, found.val_bpb
         self.summary.evaluated(found)
         self.display.evaluated(self.status, found.train_loss)
+        if risen := self.run.position.risen():
+            self.tell([risen])
         self.recorder.log(evaluation_line(step, found.train_loss, found.val_loss))
         if found.val_bpb is not None:
             self.recorder.log(bits_per_byte_line(step, found.val_bpb))
@@ -255,6 +257,23 @@ class Journal:
 
     def saved(self, step: int, path: Path) -> None:
         self.recorder.event("saved", step=step, path=str(Path(*path.parts[-2:])))
+
+    def moved(self, lost: Path, why: str) -> None:
+        """The run goes on in another folder; this is its first entry there."""
+        self.recorder.move(self.run.directory)
+        self.display.say(
+            f"note: the run folder {lost} is lost ({why}); the run goes on in {self.run.directory.path}",
+            "red",
+        )
+        self.recorder.event("moved", step=self.run.position.step, lost=str(lost), why=why)
+
+    def waits_for_room(self, seconds: float) -> None:
+        out = self.run.directory.path
+        self.display.say(
+            f"waiting for room in {out}, and trying again every {seconds:.0f} s; Ctrl-C ends without saving",
+            "yellow",
+        )
+        self.display.doing("waiting for room on the disk")
 
     def save_failed(self, step: int, error: UserError) -> None:
         self.display.say(str(error), "red")

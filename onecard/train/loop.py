@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
 
-import torch
-
-from onecard import __version__
 from onecard.config import RunConfig
 from onecard.data.prefetch import Prefetcher
-from onecard.errors import UserError, first_line
+from onecard.errors import first_line
 from onecard.hardware.machine import resolve_device
 from onecard.optim.schedule import rates, shown_rate
-from onecard.run.checkpoint import put_out_of_the_way, save_checkpoint
 from onecard.run.pause import PauseRequest
 from onecard.train.evaluate import evaluate_both
 from onecard.train.evaluate_only import evaluate_only
 from onecard.train.failures import DivergedError, diverged, explained, is_beyond_recovery, not_a_number
-from onecard.train.first_setting import plan_of
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
 from onecard.train.memory import is_out_of_memory, out_of_memory
-from onecard.train.parking import patiently
 from onecard.train.probe import probes
 from onecard.train.refit import Refit
+from onecard.train.saving import Saver, prepare_folder
 from onecard.train.start import Run, open_run
 from onecard.train.step import Stepper, StepResult, read
 from onecard.train.summary import Summary
@@ -49,32 +45,29 @@ def train(config: RunConfig) -> Summary:
     if config.eval_only:
         return evaluate_only(run)
     config = run.config  # with what a continued run had set
-    with run.directory.claimed(fresh=config.fresh) as set_aside:
+    with ExitStack() as claims:
+        set_aside = claims.enter_context(run.directory.claimed(fresh=config.fresh))
         pause = PauseRequest(run.directory)  # first: who asks now is answered by this run, not the last
         run.look_again()
         if set_aside is not None:
             run.notes.append(f"the earlier run is kept in {set_aside}")
-        for damaged in run.damaged:
-            put_out_of_the_way(damaged)
-        if not run.stays_as_it_is():
-            run.directory.write_config(config)
-            run.directory.write_plan(plan_of(run.fit, on_card=run.device.startswith("cuda")))
+        prepare_folder(run)
         with Journal(run) as journal, StopRequest() as stop:
-            return Training(run, journal, stop, pause).go()
+            return Training(run, journal, stop, pause, Saver(run, journal, stop, claims)).go()
 
 
 class Training:
     """One run, from where it is to its horizon."""
 
-    def __init__(self, run: Run, journal: Journal, stop: StopRequest, pause: PauseRequest) -> None:
+    def __init__(
+        self, run: Run, journal: Journal, stop: StopRequest, pause: PauseRequest, saver: Saver
+    ) -> None:
         assert run.stepper is not None, "opened for evaluation only"
-        self.run, self.config, self.position = run, run.config, run.position
-        self.journal, self.stop, self.pause, self.refit = journal, stop, pause, Refit(run, journal)
-        self.saved_step = run.saved_step
-        self.val_loss_of_step: tuple[int, float] | None = None
+        self.run, self.position = run, run.position
+        self.journal, self.stop, self.pause, self.saver = journal, stop, pause, saver
+        self.refit = Refit(run, journal)
         self._unproved = probes(run, journal) if run.fit.enabled else []
         self._keep_step = self._sample_step = -1  # what an evaluation has left to do at this step
-        self._best_before: float | None = None  # the best loss until that evaluation
         self._glanced = time.perf_counter()
         self._in_flight: list[tuple[int, StepResult]] = []  # steps the GPU may still be working on
 
@@ -93,12 +86,13 @@ class Training:
             lost = is_beyond_recovery(error)
             if self.run.parked is not None or not lost:
                 self._rescue(card_lost=lost)
-            told = explained(error, self.run, self.saved_step)
+            told = explained(error, self.run, self.saver.saved_step)
             if told is error:
                 raise
             raise told from error
         finally:
             self.pause.ended()
+            self.run.identity.stop()
 
     def _until_changed(self, batches: Prefetcher) -> bool:
         """Step after step, to the end (True) or until steps are to be carried out in another way."""
@@ -108,10 +102,11 @@ class Training:
             try:
                 if due and self.position.evaluated_step != step:
                     doing = "evaluation"
-                    self._evaluate(final=last)
+                    self._evaluate()
                 if self._keep_step == step:
                     doing = "checkpoint"
-                    self._keep(final=last)
+                    self.saver.keep()
+                    self._keep_step = -1
                 if self._sample_step == step:
                     doing = "sampling"
                     self.journal.sample(step)
@@ -142,6 +137,10 @@ class Training:
     def _called_off(self) -> bool:
         """What is being done is not to be finished; the step will be done again, or never."""
         return self.stop() or self.pause()
+
+    @property
+    def config(self) -> RunConfig:
+        return self.run.config
 
     @property
     def stepper(self) -> Stepper:
@@ -180,6 +179,7 @@ class Training:
             self.journal.tell(self.stepper.news())
             self.journal.stepped(step, float(result.loss), float(result.grad_norm), rate)
             self._glanced = time.perf_counter()
+            self._watch()
         elif time.perf_counter() - self._glanced > GLANCE_SECONDS:
             # A person who watches is shown them; what is slow must not stay unnoticed either way.
             self._settle()
@@ -206,10 +206,10 @@ class Training:
         self.refit.settled()
 
     def _diverged(self, what: str) -> DivergedError:
-        return diverged(what, self.config, self.journal.status.learning_rate, self.saved_step)
+        return diverged(what, self.config, self.journal.status.learning_rate, self.saver.saved_step)
 
-    def _evaluate(self, *, final: bool) -> None:
-        """Losses on the fixed blocks, and whether the step is worth a checkpoint."""
+    def _evaluate(self) -> None:
+        """Losses on the fixed blocks."""
         self._settle()
         step, position = self.position.step, self.position
         self.stepper.release()
@@ -219,67 +219,38 @@ class Training:
             return  # the loop sees why
         if not math.isfinite(found.val_loss):
             raise self._diverged(f"the validation loss is {found.val_loss} at step {step}")
-        best_before = position.best_val_loss
-        improved = best_before is None or found.val_loss < best_before
-        if improved:
-            position.best_val_loss = found.val_loss
-        if position.first_val_loss is None:
-            position.first_val_loss, position.first_val_bpb = found.val_loss, found.val_bpb
-        position.evaluated_step = step
-        self.val_loss_of_step = (step, found.val_loss)
+        position.evaluated(found)
+        self.saver.evaluated = (step, found.val_loss)
         self._sample_step = step
-        if step > 0 and (improved or self.config.always_save_checkpoint or final):
-            self._keep_step, self._best_before = step, best_before
+        self._keep_step = step if step > 0 else -1
         self.journal.evaluated(step, found, shown_rate(step, self.config))
-
-    def _keep(self, *, final: bool) -> None:
-        """Save what an evaluation found worth it. Apart from it: one that ran out is tried again alone."""
-        try:
-            patiently(self._save, self.run, self.journal)
-            self._keep_step = -1
-        except UserError as error:
-            # A full disk, or a host without memory, must not end a run that is still learning; the last save
-            # is not forgiven.
-            if final:
-                raise
-            self._keep_step, self.position.best_val_loss = -1, self._best_before
-            self.journal.save_failed(self.position.step, error)
-
-    def _save(self) -> None:
-        step, run = self.position.step, self.run
-        evaluated = self.val_loss_of_step
-        state = {
-            "position": self.position.to_json(),
-            "val_loss": evaluated[1] if evaluated is not None and evaluated[0] == step else None,
-            "arch": run.model.shape.arch,
-            "shape": run.model.shape.to_json(),
-            "dataset": self.config.dataset,
-            "tokenizer": run.tokenizer.facts() if run.tokenizer else None,
-            "config": self.config.values(),
-            "versions": {"onecard": __version__, "torch": torch.__version__},
-        }
-        training = run.parked or self.stepper.export()
-        path = save_checkpoint(run.directory.checkpoints, step, training, state)
-        self.saved_step = step
-        self.journal.saved(step, path)
 
     def _save_settled(self) -> None:
         self._settle()
-        if self.position.step > max(self.saved_step, 0):
-            self._save()
+        if not self.saver.is_saved:
+            self.saver.write()
+
+    def _watch(self) -> None:
+        """Is it the run's own data, and can what is learned still be kept? Asked with every log line."""
+        self.run.identity.check()
+        if why := self.saver.why_lost():
+            self.pause.ended()
+            self.saver.move(why)
+            self.pause = PauseRequest(self.run.directory)
 
     def _finish(self) -> Summary:
         self.pause.ending()
         interrupted = self.stop()
         if interrupted:
             self.journal.stopping()
-        patiently(self._save_settled, self.run, self.journal)
-        return self.journal.finished(interrupted=interrupted, saved_step=self.saved_step)
+        self._settle()
+        self.saver.last()
+        return self.journal.finished(interrupted=interrupted, saved_step=self.saver.saved_step)
 
     def _rescue(self, *, card_lost: bool) -> None:
         """Something failed: keep the steps since the last checkpoint if they are whole."""
         stepper = self.run.stepper  # None: it failed between two settings, and the state is parked
-        if self.position.step <= max(self.saved_step, 0) or (stepper is not None and stepper.updating):
+        if self.saver.is_saved or (stepper is not None and stepper.updating):
             return
         say = self.journal.display.say
         try:
@@ -289,7 +260,7 @@ class Training:
                 if self.run.parked is not None and not self.run.parked.is_finite():
                     raise self._diverged("the weights are no longer numbers")
             self._settle()
-            self._save()
+            self.saver.write()
             say(f"saved step {self.position.step:,} before giving up", "yellow")
         except Exception as error:  # the first failure is the one to report; this one is only said
             say(f"step {self.position.step:,} could not be saved: {first_line(error)}", "red")

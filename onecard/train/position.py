@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +11,15 @@ from onecard.config import RunConfig
 from onecard.convert.nanogpt import NanoGPTCheckpoint
 from onecard.data.batches import DataState, Sequences
 from onecard.data.bins import TokenFile
+from onecard.data.identity import Mark
 from onecard.errors import UserError
-from onecard.run.checkpoint import Checkpoint
+from onecard.run.stored import Checkpoint
+from onecard.train.evaluate import Evaluation
+from onecard.vocabulary import data_dir
 
-# Enough to tell two texts apart, little enough to read at every start.
-_MARK_TOKENS = 1_000_000
+# How far a loss has to be above its best for it to be called risen: in nats, and as a part of it. Spikes and
+# re-warmed rates stay below that for long; a run that has broken down is at 2 to 50 times its best.
+_RISE, _RISE_SHARE = 0.5, 0.25
 
 
 @dataclass
@@ -28,11 +31,34 @@ class Position:
     best_val_loss: float | None = None
     seconds: float = 0.0  # spent training, over all sessions
     evaluated_step: int = -1
+    train_loss: float | None = None  # of the last evaluation
+    best_train_loss: float | None = None
+    best_train_step: int = -1
     first_val_loss: float | None = None
     first_val_bpb: float | None = None
     eval_batch: int | None = None  # the batch size and token counts the evaluation sets were chosen by
     eval_lengths: dict[str, int] = field(default_factory=dict)
-    data_mark: dict[str, Any] = field(default_factory=dict)  # the beginning of the training tokens
+    data_mark: Mark = field(default_factory=dict)  # of the training tokens (data/identity.py)
+    val_mark: Mark = field(default_factory=dict)
+
+    def evaluated(self, found: Evaluation) -> None:
+        """Book an evaluation of this step."""
+        if self.best_val_loss is None or found.val_loss < self.best_val_loss:
+            self.best_val_loss = found.val_loss
+        if self.first_val_loss is None:
+            self.first_val_loss, self.first_val_bpb = found.val_loss, found.val_bpb
+        if self.best_train_loss is None or found.train_loss < self.best_train_loss:
+            self.best_train_loss, self.best_train_step = found.train_loss, self.step
+        self.evaluated_step, self.train_loss = self.step, found.train_loss
+
+    def risen(self) -> str:
+        """What to say where the loss on training text is far above its best: no recipe ends like that."""
+        best, now = self.best_train_loss, self.train_loss
+        if best is None or now is None or now <= best + max(_RISE, _RISE_SHARE * best):
+            return ""
+        return (
+            f"the loss on training text has risen: {best:.3f} at step {self.best_train_step:,}, {now:.3f} now"
+        )
 
     def is_finished(self, config: RunConfig) -> bool:
         """The last step is taken and evaluated."""
@@ -46,13 +72,8 @@ class Position:
         return cls(**{**values, "data": DataState.from_json(values["data"])})
 
 
-def first_position(sequences: Sequences, tokens: TokenFile) -> Position:
-    return Position(0, sequences.start(), data_mark=mark_of(tokens, min(len(tokens), _MARK_TOKENS)))
-
-
-def mark_of(tokens: TokenFile, count: int) -> dict[str, Any]:
-    """A hash of the first tokens. Data that grows keeps it; other data under the same name does not."""
-    return {"tokens": count, "sha256": hashlib.sha256(tokens.read(0, count).tobytes()).hexdigest()}
+def first_position(sequences: Sequences) -> Position:
+    return Position(0, sequences.start())
 
 
 def position_of_checkpoint(
@@ -62,49 +83,38 @@ def position_of_checkpoint(
     position = Position.from_json(checkpoint.state["position"])
     before = checkpoint.state["config"]
     if before["dataset"] != config.dataset:
-        notes.append(
-            f"the run was on data/{before['dataset']}; it begins data/{config.dataset} from the start"
-        )
-        position.data_mark = first_position(sequences, tokens).data_mark
+        there, here = data_dir(before["dataset"]), data_dir(config.dataset)
+        notes.append(f"the run was on {there}; it begins {here} from the start")
+        position.data_mark, position.val_mark = {}, {}
         position.eval_batch = None
     else:
-        _refuse_other_data(position, config, tokens)
+        _refuse_shorter_data(position, config, tokens)
         if before["block_size"] == config.block_size and before["seed"] == config.seed:
             return position
         notes.append("with another block_size or seed the data begins anew, in another order")
     # What was measured so far was measured on something else.
     position.best_val_loss, position.evaluated_step = None, -1
+    position.train_loss, position.best_train_loss, position.best_train_step = None, None, -1
     position.first_val_loss, position.first_val_bpb = None, None
     done = position.data.sequences * before["block_size"] // config.block_size
     position.data = dataclasses.replace(sequences.start(), sequences=done)
     return position
 
 
-def _refuse_other_data(position: Position, config: RunConfig, tokens: TokenFile) -> None:
-    name = f"data/{config.dataset}"
-    hint = "prepare the same data again, or start over with --fresh"
+def _refuse_shorter_data(position: Position, config: RunConfig, tokens: TokenFile) -> None:
     if position.data.epoch_tokens > len(tokens):
         raise UserError(
-            f"{name} has become shorter since the run began",
+            f"{data_dir(config.dataset)} has become shorter since the run began",
             f"the run reads {position.data.epoch_tokens:,} tokens an epoch, there are {len(tokens):,}",
-            hint,
-        )
-    mark = position.data_mark
-    if mark and mark_of(tokens, min(mark["tokens"], len(tokens))) != mark:
-        raise UserError(
-            f"{name} is not the data this run began with",
-            "its first tokens are others: the model would go on with ids that mean something else",
-            hint,
+            "prepare the same data again, or start over with --fresh",
         )
 
 
-def position_of_nanogpt(
-    found: NanoGPTCheckpoint, config: RunConfig, sequences: Sequences, tokens: TokenFile
-) -> Position:
+def position_of_nanogpt(found: NanoGPTCheckpoint, config: RunConfig, sequences: Sequences) -> Position:
     """nanoGPT draws blocks at random and keeps no place; ours goes on after as many sequences."""
     theirs = [found.config.get(name) for name in ("batch_size", "gradient_accumulation_steps")]
     per_step = math.prod(x if isinstance(x, int) else 0 for x in theirs) or config.sequences_per_step
-    position = first_position(sequences, tokens)
+    position = first_position(sequences)
     position.step, position.best_val_loss = found.step, found.best_val_loss
     position.data = sequences.skip(position.data, found.step * per_step)
     return position

@@ -13,6 +13,7 @@ from onecard.config import RunConfig
 from onecard.config_file import CHECKPOINT
 from onecard.data.batches import FixedBlocks, Sequences, fixed_blocks
 from onecard.data.bins import TokenFile, open_split, read_meta
+from onecard.data.identity import Identity
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
@@ -22,9 +23,11 @@ from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
 from onecard.plan.scaling import repetition_note
-from onecard.run.checkpoint import Checkpoint, TrainingState, list_checkpoints, newest_intact
+from onecard.run.checkpoint import TrainingState
 from onecard.run.directory import RunDirectory, differences
+from onecard.run.foreign import refuse_foreign_folder
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
+from onecard.run.stored import Checkpoint, list_checkpoints, newest_intact, passed_over
 from onecard.shapes import GPT2Shape, Shape
 from onecard.train.engine import build_stepper, choose_kernel, make_room
 from onecard.train.fit import Fit
@@ -32,7 +35,7 @@ from onecard.train.memory import forget, is_out_of_memory, use_expandable_segmen
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
-from onecard.vocabulary import embedding_rows, other_vocabulary, wanted_data
+from onecard.vocabulary import data_dir, embedding_rows, other_vocabulary, wanted_data
 
 GPT2_PADDED_VOCAB = 50304
 # Knobs that a checkpoint decides.
@@ -51,13 +54,14 @@ class Run:
     fit: Fit  # how a step is carried out, and how else it could be
     stepper: Stepper | None  # None where the model is only evaluated, and while its state is parked
     sequences: Sequences
+    identity: Identity  # of the tokens there are with those the run began with
     evaluation: dict[str, FixedBlocks]
     text: dict[str, TargetText]  # by split; empty where nothing says which tokenizer wrote the data
     tokenizer: Tokenizer | None
     position: Position
     began: str  # from what: for the person, and the record
     saved_step: int  # the checkpoint of this run that is on disk, -1 for none
-    damaged: list[Checkpoint]  # to be put out of the way once the folder is ours
+    damaged: list[Checkpoint]  # to be quarantined once the folder is ours
     notes: list[str] = field(default_factory=list)
     parked: TrainingState | None = None  # all of it in host memory, while the card is not ours
     newest_there: int = -1  # the newest checkpoint in the folder when the run was opened
@@ -82,6 +86,24 @@ class Run:
         return past_its_end and same_terms and self.saved_step >= 0 and self.directory.config_path.is_file()
 
 
+def _check_fallback(config: RunConfig) -> None:
+    """Before it is needed."""
+    if config.fallback_dir is None:
+        return
+    fallback, out = RunDirectory(config.fallback_dir), Path(config.out_dir).resolve()
+    refuse_foreign_folder(fallback.path)
+    if fallback.holds_run():
+        raise UserError(
+            f"fallback_dir {fallback.path} holds a run",
+            "a run that lost its folder may have gone on there",
+            f"go on with that one: onecard train --out_dir={fallback.path}\nor name an empty folder",
+        )
+    if fallback.path.resolve() == out or out in fallback.path.resolve().parents:
+        raise UserError(
+            f"fallback_dir {fallback.path} is in the run's own folder", "it would be lost together with it"
+        )
+
+
 def _newest_step(directory: RunDirectory) -> int:
     return max((checkpoint.step for checkpoint in list_checkpoints(directory.checkpoints)), default=-1)
 
@@ -100,12 +122,15 @@ def open_run(config: RunConfig) -> Run:
 
     newest_there = _newest_step(directory)  # before one of them is chosen
     source = _find_source(config, directory, notes)
+    if not config.eval_only:
+        refuse_foreign_folder(directory.path)
+        _check_fallback(config)
     asked, wanted = config, wanted_data(config)
     if source is not None:
         config = _of_its_architecture(config, source.weights.shape, notes)
     elif config.arch == "nanochat" and config.vocab_size is None:
         # The horizon counts parameters, and with them the vocabulary there is.
-        vocabulary = _vocabulary(Path("data") / config.dataset)
+        vocabulary = _vocabulary(data_dir(config.dataset))
         config = dataclasses.replace(config.without_schedule_notes(), vocab_size=vocabulary).resolved()
     notes[:0] = config.notes
     if source is not None and not config.is_set("block_size"):
@@ -119,13 +144,13 @@ def open_run(config: RunConfig) -> Run:
     if source is not None and source.checkpoint is not None:
         fit.first_step = source.checkpoint.step
 
-    data_dir = Path("data") / config.dataset
-    train_tokens = open_split(data_dir, "train", shape.block_size, shape.vocab_size, wanted)
-    val_tokens = open_split(data_dir, "val", shape.block_size, shape.vocab_size, wanted)
+    folder = data_dir(config.dataset)
+    train_tokens = open_split(folder, "train", shape.block_size, shape.vocab_size, wanted)
+    val_tokens = open_split(folder, "val", shape.block_size, shape.vocab_size, wanted)
     sequences = Sequences(train_tokens, shape.block_size, config.seed)
 
     model, stepper = _built(source, shape, config, fit, kernel, device, dtype, notes)
-    position = first_position(sequences, train_tokens)
+    position = first_position(sequences)
     began = f"{shape.parameters / 1e6:.2f}M parameters, a new model from scratch"
     if source is not None:
         began = f"from {source.weights.description}"
@@ -133,23 +158,28 @@ def open_run(config: RunConfig) -> Run:
             position = _position(source, sequences, train_tokens, config, notes)
     saved_step = source.checkpoint.step if source is not None and source.checkpoint is not None else -1
     # Opened again: the run's own file is refreshed by the reading thread when an epoch ends.
-    train_again = open_split(data_dir, "train", shape.block_size, shape.vocab_size)
+    train_again = open_split(folder, "train", shape.block_size, shape.vocab_size)
+    identity = Identity(
+        str(folder),
+        {"train": train_again, "val": val_tokens},
+        {"train": position.data_mark, "val": position.val_mark},
+    )
     evaluation = _evaluation_sets(config, position, {"train": train_again, "val": val_tokens}, notes)
     text: dict[str, TargetText] = {}
-    tokenizer = load_tokenizer(data_dir)
+    tokenizer = load_tokenizer(folder)
     if tokenizer is not None:
         if source is None and (other := other_vocabulary(asked, tokenizer.n_vocab)) is not None:
             notes.append(other)
         # Never of an assumed one: a sample in the wrong tokenizer is seen to be nonsense, bits per byte not.
         text = {name: TargetText(tokenizer, blocks, shape.vocab_size) for name, blocks in evaluation.items()}
-    tokenizer = tokenizer or _assumed_tokenizer(data_dir, shape, config, notes)
+    tokenizer = tokenizer or _assumed_tokenizer(folder, shape, config, notes)
     with english(True):  # as all that train says
         passes = repetition_note(max(1, config.max_iters) * config.tokens_per_step, len(train_tokens))
     if passes is not None and not config.eval_only:
         notes.append(passes)
     return Run(
-        config, directory, device, dtype, model, fit, stepper, sequences, evaluation, text, tokenizer,
-        position, began, saved_step, source.damaged if source is not None else [], notes,
+        config, directory, device, dtype, model, fit, stepper, sequences, identity, evaluation, text,
+        tokenizer, position, began, saved_step, source.damaged if source is not None else [], notes,
         newest_there=newest_there,
     )  # fmt: skip
 
@@ -169,17 +199,21 @@ def _find_source(config: RunConfig, directory: RunDirectory, notes: list[str]) -
     # With --fresh what is there will be set aside: as if the folder were empty.
     checkpoints = [] if config.fresh else list_checkpoints(directory.checkpoints)
     used = bool(checkpoints) or (directory.nanogpt_checkpoint.is_file() and not config.fresh)
+    if not used and not config.fresh and not config.eval_only:
+        directory.refuse_lost_checkpoints()
     if config.init_from == "auto" and not used:
         return None
     if config.init_from in ("auto", "resume"):
         if not used:
             raise no_checkpoint(directory)
+        before = directory.read_config()
+        notes += directory.config_notes
         if config.init_from == "auto" and checkpoints and not config.eval_only:
-            _refuse_other_experiment(directory, config)
+            _refuse_other_experiment(directory, before, config)
         if not checkpoints:
             return Source(weights_of_nanogpt(directory.nanogpt_checkpoint), continues=True)
         checkpoint, damaged = newest_intact(checkpoints)
-        notes += [f"{bad.path} is damaged ({why}): the one before is used" for bad, why in damaged]
+        notes += passed_over(checkpoint, damaged)
         return Source(
             weights_of_checkpoint(checkpoint), checkpoint, continues=True, damaged=[bad for bad, _ in damaged]
         )
@@ -190,11 +224,14 @@ def _find_source(config: RunConfig, directory: RunDirectory, notes: list[str]) -
             "continue it with --init_from=resume, start over with --fresh (the old run is kept aside),\n"
             "or choose another folder with --out_dir=FOLDER",
         )
-    return None if config.init_from == "scratch" else Source(weights_from(config.init_from))
+    if config.init_from == "scratch":
+        return None
+    weights = weights_from(config.init_from)
+    notes += weights.notes
+    return Source(weights)
 
 
-def _refuse_other_experiment(directory: RunDirectory, config: RunConfig) -> None:
-    before = directory.read_config()
+def _refuse_other_experiment(directory: RunDirectory, before: RunConfig | None, config: RunConfig) -> None:
     changed = differences(before, config) if before is not None else []
     if changed:
         # What makes the model what it is cannot change any more: resume would train the old one.
@@ -240,7 +277,7 @@ def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> R
 
 def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
     if source is None:
-        vocab_size = config.vocab_size or _vocabulary(Path("data") / config.dataset)
+        vocab_size = config.vocab_size or _vocabulary(data_dir(config.dataset))
         made: Shape = config.shape(vocab_size)
         return made
     shape = source.weights.shape
@@ -270,8 +307,8 @@ def _fresh_model(shape: Shape, config: RunConfig) -> Decoder:
     return model_class(shape).initialised(shape, config.seed, matrices)
 
 
-def _vocabulary(data_dir: Path) -> int:
-    tokenizer = load_tokenizer(data_dir)
+def _vocabulary(folder: Path) -> int:
+    tokenizer = load_tokenizer(folder)
     if tokenizer is None:
         return GPT2_PADDED_VOCAB
     return embedding_rows(tokenizer.name, tokenizer.n_vocab)
@@ -330,7 +367,7 @@ def _position(
     if source.checkpoint is not None:
         return position_of_checkpoint(source.checkpoint, config, sequences, tokens, notes)
     assert source.weights.nanogpt is not None
-    return position_of_nanogpt(source.weights.nanogpt, config, sequences, tokens)
+    return position_of_nanogpt(source.weights.nanogpt, config, sequences)
 
 
 def _cropped(tensors: dict[str, torch.Tensor], block_size: int) -> dict[str, torch.Tensor]:
@@ -368,9 +405,9 @@ def _evaluation_sets(
     return sets
 
 
-def _assumed_tokenizer(data_dir: Path, shape: Shape, config: RunConfig, notes: list[str]) -> Tokenizer | None:
+def _assumed_tokenizer(folder: Path, shape: Shape, config: RunConfig, notes: list[str]) -> Tokenizer | None:
     """For samples: a bin that names no tokenizer is GPT-2's, as nanoGPT assumes."""
-    if config.sample_tokens and read_meta(data_dir) is None and shape.vocab_size >= 50257:
+    if config.sample_tokens and read_meta(folder) is None and shape.vocab_size >= 50257:
         try:
             return make_tokenizer("gpt2")
         except UserError as error:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onecard.train.start import Run
 
 _COUNTED_TOKENS = 20_000_000
+_WORTH_TELLING = 0.02  # nats by which a loss is worse than its best
 _CHANGES = 6  # of how steps are carried out, the last ones, are shown
 
 
@@ -28,6 +29,7 @@ class Summary:
         self._run = run
         self.interrupted = False
         self.was_finished = False  # before it began
+        self.risen = ""  # what to say where the loss went up and stayed there
         self.refits = 0  # how often steps had to be carried out in another way
         self.changes: list[tuple[int, str]] = []  # and what came of it: when, and in words
         self.values: dict[str, Any] = {}
@@ -55,6 +57,7 @@ class Summary:
         predicted: dict[str, float | None],
     ) -> Summary:
         self.interrupted = interrupted
+        self.risen = position.risen()
         self.values |= {
             "step": position.step,
             "last_step": self._run.config.max_iters,
@@ -70,6 +73,8 @@ class Summary:
             "first_val_loss": position.first_val_loss,
             "first_val_bpb": position.first_val_bpb,
             "best_val_loss": position.best_val_loss,
+            "best_train_loss": position.best_train_loss,
+            "loss_has_risen": bool(self.risen),
         }
         return self
 
@@ -82,7 +87,7 @@ class Summary:
         values, lines = self.values, []
         if "step" in values:
             saved = values["saved_step"]
-            head = "stopped" if self.interrupted else "done"
+            head = "stopped" if self.interrupted else "ended badly" if self.risen else "done"
             kept = (
                 f"saved as {out}/checkpoints/step-{saved:08d}" if saved is not None else "nothing saved yet"
             )
@@ -96,6 +101,7 @@ class Summary:
                 # After a continuation, tokens and time are those of the whole run, the speed is today's.
                 when = "since it was continued" if values["continued"] else "on average"
                 lines[-1] += f", {values['tokens_per_second']:,.0f} tokens/s {when}"
+            lines += self._risen()
         lines += self._memory()
         if not self.interrupted and values.get("val_loss") is not None:
             lines += self._learned()
@@ -107,6 +113,24 @@ class Summary:
             # Before the first checkpoint there is nothing to continue.
             lines.append(f"continue with {again}" if values["step"] else "begin again with the same command")
         return "\n".join(lines)
+
+    def _risen(self) -> list[str]:
+        """Of a loss that ended above where it was, which of the two kinds that is."""
+        values, out = self.values, self._run.config.out_dir
+        if self.risen:
+            return [
+                self.risen,
+                f"every step of it is in {out}/metrics.jsonl; "
+                "a lower learning rate or a longer warm-up is the usual cure",
+            ]
+        now, best = values.get("val_loss"), values["best_val_loss"]
+        if now is None or best is None or now <= best + _WORTH_TELLING:
+            return []
+        newest = "" if self._run.config.always_save_checkpoint else " (sample takes the best checkpoint)"
+        return [
+            f"the validation loss was {best:.4f} at its best and is {now:.4f} now: "
+            f"more steps on this text only memorise it{newest}"
+        ]
 
     def _further(self) -> str:
         """Twice as long as it was to be, or is; the schedule follows where it is the config's to follow."""

@@ -12,15 +12,9 @@ import torch
 
 from onecard.errors import UserError
 from onecard.run import checkpoint as module
-from onecard.run.checkpoint import (
-    TrainingState,
-    best_checkpoint,
-    damage,
-    list_checkpoints,
-    newest_intact,
-    put_out_of_the_way,
-    save_checkpoint,
-)
+from onecard.run import stored
+from onecard.run.checkpoint import TrainingState, check_room, save_checkpoint
+from onecard.run.stored import best_checkpoint, damage, list_checkpoints, newest_intact, quarantine
 
 
 def save(folder: Path, step: int, val_loss: float | None = None) -> Path:
@@ -184,14 +178,14 @@ def test_what_cannot_be_read_just_now_is_not_damaged(
     """Too many open files say nothing about this one; a disk that fails does."""
     save(tmp_path, 1)
     save(tmp_path, 2)
-    plain = module.file_sha256
+    plain = stored.file_sha256
 
     def read(path: Path) -> str:
         if "step-00000002" in str(path):
             raise OSError(errno.EMFILE if passing else errno.EIO, "no")
         return plain(path)
 
-    monkeypatch.setattr(module, "file_sha256", read)
+    monkeypatch.setattr(stored, "file_sha256", read)
     if passing:
         with pytest.raises(UserError, match="cannot be read now"):
             newest_intact(list_checkpoints(tmp_path))
@@ -205,14 +199,14 @@ def test_a_state_that_cannot_be_read_just_now_costs_no_checkpoint(
     """Neither the best one, when old ones are dropped, nor the newest, when a run goes on."""
     for step, loss in enumerate([3.0, 1.0, 2.0, 2.5], start=1):
         save(tmp_path, step, loss)
-    plain, state = Path.read_text, tmp_path / "step-00000002" / "state.json"
+    plain, state = stored.read_bounded, tmp_path / "step-00000002" / "state.json"
 
-    def read(path: Path, *arguments: Any, **named: Any) -> str:
+    def read(path: Path, most: int) -> bytes:
         if path == state:
             raise OSError(errno.EMFILE, "Too many open files")
-        return plain(path, *arguments, **named)
+        return plain(path, most)
 
-    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(stored, "read_bounded", read)
     save(tmp_path, 5, 2.2)
     with pytest.raises(OSError, match="Too many"):
         list_checkpoints(tmp_path)
@@ -233,16 +227,87 @@ def test_no_memory_for_a_write_is_no_full_disk(tmp_path: Path, monkeypatch: pyte
 def test_a_damaged_checkpoint_out_of_the_way_no_longer_counts(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
-    put_out_of_the_way(list_checkpoints(tmp_path)[-1])
+    quarantine(list_checkpoints(tmp_path)[-1])
     assert [c.step for c in list_checkpoints(tmp_path)] == [1]
     assert (tmp_path / "damaged-step-00000002" / "model.safetensors").exists()
 
 
-def test_a_folder_without_manifest_is_not_a_checkpoint(tmp_path: Path) -> None:
-    (save(tmp_path, 1) / "manifest.json").unlink()
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "model.safetensors"])
+@pytest.mark.parametrize("harm", ["missing", "folder", "link", "fifo"])
+def test_whatever_takes_the_place_of_a_file_makes_a_checkpoint_damaged(
+    tmp_path: Path, name: str, harm: str
+) -> None:
+    save(tmp_path, 1)
+    victim = save(tmp_path, 2) / name
+    victim.rename(tmp_path / "elsewhere")
+    if harm == "folder":
+        victim.mkdir()
+    elif harm == "link":
+        victim.symlink_to(tmp_path / "elsewhere")
+    elif harm == "fifo":
+        os.mkfifo(victim)
+    assert [c.step for c in list_checkpoints(tmp_path)] == [1, 2]
+    chosen, ((bad, why),) = newest_intact(list_checkpoints(tmp_path))
+    assert (chosen.step, bad.step) == (1, 2)
+    assert why == f"{name} is {'missing' if harm == 'missing' else 'not an ordinary file'}"
+
+
+@pytest.mark.parametrize("kind", ["file", "fifo", "link"])
+def test_what_is_no_folder_is_a_damaged_checkpoint(tmp_path: Path, kind: str) -> None:
+    save(tmp_path, 1)
+    path = tmp_path / "step-00000002"
+    if kind == "file":
+        path.write_text("x")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere")
+    chosen, ((bad, why),) = newest_intact(list_checkpoints(tmp_path))
+    assert (chosen.step, bad.step, why) == (1, 2, "it is not a folder")
+    assert quarantine(bad).name == "damaged-step-00000002"
+    assert [c.step for c in list_checkpoints(tmp_path)] == [1]
+
+
+def test_a_folder_of_another_name_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-notanumber").mkdir()
+    (tmp_path / "step-12").mkdir()
     assert list_checkpoints(tmp_path) == []
     assert list_checkpoints(tmp_path / "missing") == []
+
+
+def test_a_checkpoint_under_another_steps_name_is_damaged(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2).rename(tmp_path / "step-00000007")
+    chosen, ((_, why),) = newest_intact(list_checkpoints(tmp_path))
+    assert (chosen.step, why) == (1, "state.json is of step 2: the folder was renamed")
+
+
+def test_of_damaged_checkpoints_only_the_last_one_is_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+        quarantine(list_checkpoints(tmp_path)[-1])
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged-step-00000003"]
+
+
+@pytest.mark.parametrize(
+    ("there", "saves", "at_once"), [(0, 1, 1), (0, 3, 3), (0, 9, 4), (2, 1, 3), (3, 9, 4), (3, 0, 0)]
+)
+def test_the_room_for_checkpoints_is_that_of_all_there_are_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, saves: int, at_once: int
+) -> None:
+    for step in range(1, there + 1):
+        save(tmp_path, step, val_loss=float(step))
+    usage = namedtuple("usage", "total used free")
+    needed = max(0, at_once - there) * 10**9 + module._DISK_MARGIN
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 0, needed))
+    check_room(tmp_path, 10**9, saves)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 0, needed - 1))
+    if not saves:
+        check_room(tmp_path, 10**9, saves)
+        return
+    with pytest.raises(UserError, match="not enough room") as refused:
+        check_room(tmp_path, 10**9, saves)
+    assert f"{at_once} × 1.000 GB" in refused.value.why
 
 
 def test_what_a_kill_left_half_done_is_swept_away_by_the_next_save(tmp_path: Path) -> None:

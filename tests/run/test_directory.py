@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.files import write_json
 from onecard.knobs import load_config
+from onecard.run.checkpoint import TrainingState, save_checkpoint
 from onecard.run.directory import RunDirectory, differences, read_json, refuse_a_slip
 
 
@@ -49,18 +52,68 @@ def test_a_fresh_start_sets_a_run_aside_and_never_overwrites(tmp_path: Path) -> 
     with directory.claimed(fresh=True) as aside:
         assert aside is None
     for number in (1, 2, 3):
+        directory.write_config(config())
         (directory.path / "mark").write_text(str(number))
         with directory.claimed(fresh=True) as aside:
             assert aside == tmp_path / f"run.before-{number}"
     assert (tmp_path / "run.before-2" / "mark").read_text() == "2"
 
 
-def test_a_fresh_start_leaves_a_folder_alone_that_holds_no_run(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "photo").write_text("x")
-    with RunDirectory(tmp_path / "precious").claimed(fresh=True) as aside:
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("photo", "x"),
+        ("config.json", '{"model_type": "gpt2", "n_layer": 12}'),
+        ("config.json", "{"),
+        ("metrics.jsonl", '{"loss": 3}\n'),
+        ("checkpoints/epoch-1.ckpt", "x"),
+        ("model_000100.pt", "x"),
+    ],
+)
+def test_a_folder_with_somebody_elses_files_is_left_as_it_is(
+    tmp_path: Path, fresh: bool, name: str, content: str
+) -> None:
+    file = tmp_path / "precious" / name
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    with (
+        pytest.raises(UserError, match="holds files that are not a run's") as refused,
+        RunDirectory(tmp_path / "precious").claimed(fresh=fresh),
+    ):
+        raise AssertionError("not reached")
+    assert name.partition("/")[0] in refused.value.why
+    assert [path for path in (tmp_path / "precious").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == content
+
+
+@pytest.mark.parametrize("names", [["ckpt.pt"], ["train.log", "train.py"], ["lost+found/"], [".git/"], []])
+def test_a_folder_that_a_run_may_begin_in(tmp_path: Path, names: list[str]) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in names:
+        (folder / name).mkdir() if name.endswith("/") else (folder / name).write_text("")
+    with RunDirectory(folder).claimed(fresh=False) as aside:
         assert aside is None
-    assert (tmp_path / "precious" / "photo").exists()
+
+
+def test_the_root_of_the_file_system_and_no_name_are_no_folders_for_a_run(tmp_path: Path) -> None:
+    for name in ("/", "//", "/tmp/.."):
+        with pytest.raises(UserError, match="the root"), RunDirectory(name).claimed(fresh=True):
+            raise AssertionError("not reached")
+    for name in ("", " ", "a\0b"):
+        with pytest.raises(UserError, match="no name of a folder"):
+            RunDirectory(name)
+
+
+def test_a_claimed_folder_notices_that_it_is_gone(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    with directory.claimed(fresh=False):
+        assert directory.why_lost() == ""
+        directory.path.rename(tmp_path / "elsewhere")
+        assert "renamed" in directory.why_lost()
+        with RunDirectory(tmp_path / "run").claimed(fresh=False):
+            assert "another folder" in directory.why_lost()
 
 
 def test_a_fresh_start_behind_a_link_keeps_the_link_working(tmp_path: Path) -> None:
@@ -68,6 +121,7 @@ def test_a_fresh_start_behind_a_link_keeps_the_link_working(tmp_path: Path) -> N
     (tmp_path / "link").symlink_to(tmp_path / "big" / "real")
     directory = RunDirectory(tmp_path / "link")
     with directory.claimed(fresh=False):
+        directory.write_config(config())
         (directory.path / "mark").write_text("1")
     with directory.claimed(fresh=True) as aside:
         assert aside == tmp_path / "big" / "real.before-1"
@@ -78,7 +132,7 @@ def test_a_fresh_start_behind_a_link_keeps_the_link_working(tmp_path: Path) -> N
 
 def test_the_folder_one_stands_in_is_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
+    RunDirectory(".").write_config(config())
     with pytest.raises(UserError, match="cannot be set aside"), RunDirectory(".").claimed(fresh=True):
         raise AssertionError("not reached")
 
@@ -144,6 +198,7 @@ def test_a_mistyped_folder_begins_no_other_run(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     for name in ("out-demo", "elsewhere"):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
+        RunDirectory(tmp_path / name).write_config(config())
     refuse_a_slip(load_config(RunConfig, ["--out_dir=out-demo"]))
     refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo", "--dataset=tiny"]))
     refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo", "--init_from=scratch"]))
@@ -153,3 +208,77 @@ def test_a_mistyped_folder_begins_no_other_run(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UserError) as refused:
         refuse_a_slip(load_config(RunConfig, ["--out_dir=runs-of-mine"]))
     assert "out-demo" in refused.value.hint and "elsewhere" in refused.value.hint
+
+
+def flipped(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def test_no_flipped_bit_of_a_config_makes_another_config(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    written = config("--n_layer=3", "--learning_rate=6e-4", "--tokens=1B", "--seed=7")
+    directory.write_config(written)
+    for bit in random.Random(0).sample(range(8 * directory.config_path.stat().st_size), 150):
+        flipped(directory.config_path, bit)
+        try:
+            read = directory.read_config()
+        except UserError as error:
+            assert "config.json" in error.what
+        else:
+            assert read == written and read.origins == written.origins
+        flipped(directory.config_path, bit)
+
+
+def save(directory: RunDirectory, step: int, of: RunConfig) -> Path:
+    state = {"config": of.values(), "set_by_user": dict(of.origins), "val_loss": None}
+    training = TrainingState({"w": torch.zeros(2)}, {}, {})
+    return save_checkpoint(directory.checkpoints, step, training, state)
+
+
+@pytest.mark.parametrize("harm", ["flip", "remove", "folder", "other values without a seal"])
+def test_a_damaged_config_gives_way_to_the_checkpoints(tmp_path: Path, harm: str) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.checkpoints.mkdir()
+    written = config("--n_layer=3", "--learning_rate=6e-4")
+    directory.write_config(written)
+    save(directory, 10, written)
+    if harm == "flip":
+        text = directory.config_path.read_text()
+        directory.config_path.write_text(text.replace("0.0006", "0.0106"))
+    elif harm == "other values without a seal":
+        content = read_json(directory.config_path)
+        content["values"]["learning_rate"] = 1.0
+        del content["seal"]
+        write_json(directory.config_path, content)
+    else:
+        directory.config_path.unlink()
+        if harm == "folder":
+            directory.config_path.mkdir()
+    assert directory.read_config() == written
+    (note,) = directory.config_notes
+    assert "the values saved with step 10 are used" in note
+
+
+def test_an_older_config_without_a_seal_is_believed_where_the_checkpoint_agrees(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.checkpoints.mkdir()
+    written = config("--n_layer=3")
+    directory.write_config(written)
+    content = read_json(directory.config_path)
+    del content["seal"]
+    write_json(directory.config_path, content)
+    assert directory.read_config() == written
+    save(directory, 10, written)
+    assert directory.read_config() == written and directory.config_notes == []
+
+
+def test_a_config_changed_since_the_last_checkpoint_counts(tmp_path: Path) -> None:
+    """A run that was continued with other flags and killed before it saved."""
+    directory = RunDirectory(tmp_path)
+    directory.checkpoints.mkdir()
+    save(directory, 10, config("--n_layer=3"))
+    later = config("--n_layer=3", "--max_iters=50")
+    directory.write_config(later)
+    assert directory.read_config() == later and directory.config_notes == []

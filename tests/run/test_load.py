@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from onecard.cli import main
 from onecard.config import RunConfig
 from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
 from onecard.knobs import load_config
-from onecard.run.checkpoint import list_checkpoints
+from onecard.run.directory import RunDirectory
 from onecard.run.export import export_run
-from onecard.run.load import load_for_sampling, load_weights, weights_from, weights_of_run
+from onecard.run.load import checkpoint_of_run, load_for_sampling, load_weights, weights_from, weights_of_run
+from onecard.run.stored import list_checkpoints
 from onecard.sample_config import SampleConfig
 from onecard.train.loop import train
 
@@ -63,15 +66,14 @@ def test_a_step_can_be_chosen_and_a_missing_one_names_those_there_are(run_folder
     assert "30" in error.value.why
 
 
-def test_a_run_that_keeps_only_improvements_is_sampled_at_its_best(run_folder: Path) -> None:
-    import json
-
+def test_a_run_that_wants_its_best_is_sampled_at_its_best(run_folder: Path) -> None:
     for checkpoint, loss in zip(list_checkpoints(Path("out/checkpoints")), (1.0, 2.0), strict=False):
         rewrite_val_loss(checkpoint.path, loss)
     assert "step 30" in weights_of_run("out", None).description
-    config = json.loads(Path("out/config.json").read_text())
-    config["values"]["always_save_checkpoint"] = False
-    Path("out/config.json").write_text(json.dumps(config))
+    directory = RunDirectory("out")
+    config = directory.read_config()
+    assert config is not None
+    directory.write_config(dataclasses.replace(config, always_save_checkpoint=False))
     assert "step 20" in weights_of_run("out", None).description
 
 
@@ -177,3 +179,60 @@ def test_a_name_that_ends_in_pt_is_nanogpts(run_folder: Path, capsys: pytest.Cap
     assert weights_from("./theirs.pt").nanogpt is not None
     assert main(["export", "out", "folder.pt", "--to", "huggingface"]) == 0
     assert Path("folder.pt", "model.safetensors").is_file(), "said outright"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_an_older_checkpoint_is_never_used_in_silence(
+    run_folder: Path, always: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = RunDirectory("out")
+    config = directory.read_config()
+    assert config is not None
+    directory.write_config(dataclasses.replace(config, always_save_checkpoint=always))
+    best = checkpoint_of_run(directory, None)[0]
+    flip(best.path / "model.safetensors")
+    why = "the content of model.safetensors has changed"
+    for command in (
+        ["sample", "--out_dir=out", "--device=cpu", "--num_samples=1", "--max_new_tokens=1"],
+        ["export", "out", "hf"],
+        ["export", "out", "ckpt.pt"],
+    ):
+        assert main(command) == 0
+        said = capsys.readouterr().err
+        assert why in said and "is used" in said
+    assert main(["sample", "--out_dir=out", f"--step={best.step}", "--device=cpu"]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_no_optimizer_moments_are_exported_unverified(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = list_checkpoints(Path("out/checkpoints"))[-1]
+    flip(newest.path / "optimizer.safetensors")
+    assert main(["export", "out", "ckpt.pt"]) == 0
+    assert "the content of optimizer.safetensors has changed" in capsys.readouterr().err
+    assert torch.load("ckpt.pt", weights_only=True)["iter_num"] < newest.step
+    # To sample, moments are not read.
+    assert f"step {newest.step}" in weights_of_run("out", None).description
+    assert weights_of_run("out", None).notes == ()
+
+
+@pytest.mark.parametrize("harm", ["flip", "manifest"])
+def test_where_no_checkpoint_is_intact_none_is_used(
+    run_folder: Path, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(FIXTURE, "out/ckpt.pt")  # nor another one that happens to lie there
+    for checkpoint in list_checkpoints(Path("out/checkpoints")):
+        if harm == "flip":
+            flip(checkpoint.path / "model.safetensors")
+        else:
+            (checkpoint.path / "manifest.json").unlink()
+    for command in (["sample", "--out_dir=out"], ["export", "out", "hf"], ["train", "--out_dir=out"]):
+        assert main(command) != 0
+        assert "no checkpoint of this run is intact" in capsys.readouterr().err

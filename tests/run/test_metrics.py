@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from onecard.config import RunConfig
+from onecard.errors import UserError
 from onecard.run.directory import RunDirectory
-from onecard.run.metrics import Recorder, evaluation_line, iteration_line, read_metrics
+from onecard.run.metrics import Recorder, evaluation_line, iteration_line, read_metrics, rewind
 
 
 def recorder(tmp_path: Path) -> tuple[Recorder, RunDirectory]:
@@ -86,3 +89,106 @@ def test_a_full_disk_costs_lines_not_the_run_and_is_said_once(tmp_path: Path) ->
     (note,) = said
     assert "No space left" in note
     assert [x["step"] for x in read_metrics(directory.metrics_path)] == [2]
+
+
+def steps_in(directory: RunDirectory) -> tuple[list[int], list[int], list[str]]:
+    """As the files have them: steps of training, of evaluations, and the log."""
+    lines = [json.loads(line) for line in directory.metrics_path.read_text().splitlines()][1:]
+    training = [line["step"] for line in lines if "loss" in line]
+    return (
+        training,
+        [line["step"] for line in lines if "val_loss" in line],
+        directory.log_path.read_text().splitlines(),
+    )
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_after_a_resume_each_step_stands_in_the_files_once(tmp_path: Path, evaluated: bool) -> None:
+    files, directory = recorder(tmp_path)
+    with files:
+        for step in range(12):
+            if step % 5 == 0:
+                files.log(evaluation_line(step, 2.0, 2.0))
+                files.log(f"Step {step:05d} | Validation bpb: 1.0")
+                files.metrics(step=step, train_loss=2.0, val_loss=2.0)
+            files.log(iteration_line(step, 1.0, 0.1, None))
+            files.metrics(step=step, loss=1.0)
+        files.log("a line of somebody else")
+    with directory.metrics_path.open("ab") as file:
+        file.write(b'{"step": 11, "lo')
+    rewind(directory, 10, evaluated=evaluated)
+    training, evaluations, log = steps_in(directory)
+    assert training == list(range(10))
+    assert evaluations == ([0, 5, 10] if evaluated else [0, 5])
+    assert [line for line in log if line.startswith("iter")] == [
+        iteration_line(n, 1.0, 0.1, None) for n in range(10)
+    ]
+    assert sum(line.startswith(("step 10:", "Step 00010")) for line in log) == (2 if evaluated else 0)
+    assert log[-1] == "a line of somebody else"
+    before = [path.read_bytes() for path in (directory.metrics_path, directory.log_path)]
+    rewind(directory, 10, evaluated=evaluated)
+    assert [path.read_bytes() for path in (directory.metrics_path, directory.log_path)] == before
+
+
+def test_steps_that_an_older_version_wrote_twice_stand_there_once(tmp_path: Path) -> None:
+    files, directory = recorder(tmp_path)
+    with files:
+        for step in (0, 1, 2, 3, 4, 2, 3):
+            files.metrics(step=step, loss=float(step))
+    rewind(directory, 4, evaluated=False)
+    assert steps_in(directory)[0] == [0, 1, 2, 3]
+
+
+def test_files_without_anything_to_drop_are_not_written_again(tmp_path: Path) -> None:
+    files, directory = recorder(tmp_path)
+    with files:
+        files.metrics(step=0, loss=1.0)
+    before = directory.metrics_path.stat().st_ino
+    rewind(directory, 1, evaluated=False)
+    assert directory.metrics_path.stat().st_ino == before
+    rewind(RunDirectory(tmp_path / "nowhere"), 1, evaluated=False)
+
+
+def test_lines_are_on_the_disk_when_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, _ = recorder(tmp_path)
+    flushed: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    with files:
+        monkeypatch.setattr(os, "fsync", fsync)
+        files.flush()
+    assert flushed == ["metrics.jsonl", "events.jsonl", "log.txt"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "log.txt", ".lock", "config.json.part"])
+def test_a_fifo_in_the_place_of_a_file_holds_nothing_up(tmp_path: Path, name: str) -> None:
+    directory = RunDirectory(tmp_path)
+    os.mkfifo(tmp_path / name)
+    if name == "config.json.part":
+        directory.write_config(RunConfig())
+        assert directory.read_config() == RunConfig()
+    else:
+        with (
+            pytest.raises(UserError, match=r"not an ordinary file|cannot be used|not a run's"),
+            directory.claimed(fresh=False),
+        ):
+            Recorder(directory)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_fails_is_told_from_a_full_one(tmp_path: Path) -> None:
+    files, _ = recorder(tmp_path)
+    with files:
+        with Path("/dev/full").open("w") as full:
+            files._metrics, kept = full, files._metrics
+            files.metrics(step=0, loss=1.0)
+            assert files.disk_error is None
+            files._metrics = kept
+            with contextlib.suppress(OSError):
+                full.close()
+        os.close(files._metrics.fileno())
+        files.metrics(step=0, loss=1.0)
+        assert files.disk_error is not None
+        files._metrics = (tmp_path / "other").open("w")

@@ -18,10 +18,10 @@ import torch
 from onecard.cli import main
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock
-from onecard.run.checkpoint import list_checkpoints
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import read_metrics
 from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause, is_paused
+from onecard.run.stored import list_checkpoints
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -26,8 +26,8 @@ from onecard.data.train_bpe import TrainedBpe
 from onecard.knobs import load_config
 from onecard.model import loss as loss_module
 from onecard.model.gpt2 import GPT2
-from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import bits_per_byte_line, read_metrics
+from onecard.run.stored import list_checkpoints
 from onecard.shapes import GPT2Shape
 from onecard.train import target_text as target_text_module
 from onecard.train.evaluate import SetLoss, evaluate

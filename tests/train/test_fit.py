@@ -24,8 +24,8 @@ from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import Question, settings
 from onecard.plan.settings import setting_of
-from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
+from onecard.run.stored import list_checkpoints
 from onecard.train import evaluate as evaluate_module
 from onecard.train import loop as loop_module
 from onecard.train import parking as parking_module

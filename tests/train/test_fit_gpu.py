@@ -16,7 +16,7 @@ from onecard.config import RunConfig
 from onecard.knobs import load_config
 from onecard.model.compiling import graphs_compiled
 from onecard.plan.lines import GIB
-from onecard.run.checkpoint import list_checkpoints
+from onecard.run.stored import list_checkpoints
 from onecard.train import refit as refit_module
 from onecard.train.loop import Training, train
 from onecard.train.memory import allocator_bytes, allocator_retries, free_memory_gib

@@ -25,13 +25,15 @@ from onecard.errors import UserError
 from onecard.files import file_sha256
 from onecard.knobs import load_config
 from onecard.optim.optimizer import Optimizer
-from onecard.run.checkpoint import best_checkpoint, list_checkpoints
 from onecard.run.directory import RunDirectory, load_run_config
+from onecard.run.load import checkpoint_of_run
 from onecard.run.metrics import read_metrics
+from onecard.run.stored import best_checkpoint, list_checkpoints
 from onecard.train import engine as engine_module
 from onecard.train import evaluate_only as evaluate_only_module
 from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module
+from onecard.train import saving
 from onecard.train.evaluate import Evaluation
 from onecard.train.loop import train
 from onecard.train.progress import PlainDisplay, Status
@@ -413,13 +415,17 @@ def test_a_run_without_a_checkpoint_lends_nothing_to_another(workplace: Path) ->
     assert (other.n_embd, other.n_layer, other.init_from) == (768, 3, "auto")
 
 
-def test_always_save_checkpoint_false_saves_improvements_and_the_end_only(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("always", [True, False])
+def test_the_newest_two_are_kept_beside_the_best_however_the_loss_goes(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, always: bool
 ) -> None:
+    """A validation loss that rises is no reason to lose the steps since its best."""
     scripted = iter([5.0, 4.0, 4.5, 4.6, 4.7])
     monkeypatch.setattr(loop_module, "evaluate_both", lambda *_: Evaluation(3.0, next(scripted), 0.1, 0.1))
-    train(config("--always_save_checkpoint=False", "--eval_interval=5"))
-    assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [5, 20]
+    train(config(f"--always_save_checkpoint={always}", "--eval_interval=5"))
+    assert [c.step for c in list_checkpoints(Path("out/checkpoints"))] == [5, 15, 20]
+    sampled, _ = checkpoint_of_run(RunDirectory("out"), None)
+    assert sampled.step == (20 if always else 5)
 
 
 def test_the_horizon_in_tokens_ends_the_run(workplace: Path) -> None:
@@ -449,7 +455,8 @@ def test_a_diverged_run_stops_with_a_reason_and_exit_code_1(
     with pytest.raises(UserError, match="the loss became nan at step 12") as stopped:
         train(config())
     assert stopped.value.exit_code == 1
-    assert "from step 10" in stopped.value.why
+    assert "of step 10" in stopped.value.why
+    assert stopped.value.hint.startswith("go on from step 10, bit for bit: onecard train --out_dir=out\n")
     assert read_metrics(Path("out/metrics.jsonl"))[-1]["loss"] is None
 
 
@@ -483,14 +490,14 @@ def test_without_its_config_json_a_run_is_still_the_experiment_it_was(workplace:
 
 
 def test_a_last_save_that_fails_says_what_is_left(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop_module.save_checkpoint
+    real = saving.save_checkpoint
 
     def save(folder: Path, step: int, *more: Any) -> Path:
         if step > 10:
             raise UserError("the disk is full", "20 bytes are missing", "make room")
         return real(folder, step, *more)
 
-    monkeypatch.setattr(loop_module, "save_checkpoint", save)
+    monkeypatch.setattr(saving, "save_checkpoint", save)
     with pytest.raises(UserError, match="the disk is full") as failed:
         train(config())
     assert failed.value.why is not None
@@ -661,14 +668,14 @@ def test_a_shorter_block_continues_with_the_moments_cut_as_well(workplace: Path)
 def test_a_full_disk_at_an_evaluation_does_not_end_the_run_but_at_the_end_it_is_an_error(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = loop_module.save_checkpoint
+    real = saving.save_checkpoint
 
     def full_at_ten(folder: Path, step: int, *rest: Any) -> Path:
         if step == 10:
             raise UserError("the checkpoint of step 10 could not be written", "no space")
         return real(folder, step, *rest)
 
-    monkeypatch.setattr(loop_module, "save_checkpoint", full_at_ten)
+    monkeypatch.setattr(saving, "save_checkpoint", full_at_ten)
     assert train(config()).values["step"] == 20
     assert "step 10 could not be written" in capsys.readouterr().err
     with pytest.raises(UserError, match="step 10"):

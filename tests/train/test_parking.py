@@ -20,9 +20,9 @@ from tiny_runs import FULL, config, events, weights
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.plan.lines import GIB
-from onecard.run.checkpoint import list_checkpoints
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause
+from onecard.run.stored import list_checkpoints
 from onecard.train import loop as loop_module
 from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module

@@ -25,9 +25,9 @@ from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD, Rates, rates_of
 from onecard.plan.search import Choice, Question
 from onecard.plan.settings import RECOMPUTE, Setting, setting_of
-from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
 from onecard.run.pause import PauseRequest
+from onecard.run.stored import list_checkpoints
 from onecard.train import engine as engine_module
 from onecard.train import evaluate as evaluate_module
 from onecard.train import loop as loop_module

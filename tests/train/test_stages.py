@@ -27,7 +27,7 @@ from onecard.plan.rates import ANY_CARD, Rates, rates_of
 from onecard.plan.search import Question, settings
 from onecard.plan.settings import setting_of
 from onecard.plan.update import update_moments
-from onecard.run.checkpoint import list_checkpoints
+from onecard.run.stored import list_checkpoints
 from onecard.train import engine as engine_module
 from onecard.train import journal as journal_module
 from onecard.train import parking as parking_module

@@ -21,8 +21,8 @@ from onecard.model.dropout import keep_mask
 from onecard.model.gpt2 import GPT2
 from onecard.model.precision import torch_dtype
 from onecard.optim.rules import Rates
-from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
+from onecard.run.stored import list_checkpoints
 from onecard.shapes import GPT2Shape
 from onecard.train.loop import train
 from onecard.train.memory import use_expandable_segments

@@ -17,8 +17,8 @@ from tiny_runs import FULL, config, events, weights
 
 from onecard.errors import UserError
 from onecard.plan.lines import GIB
-from onecard.run.checkpoint import list_checkpoints
 from onecard.run.metrics import read_metrics
+from onecard.run.stored import list_checkpoints
 from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train.loop import train

@@ -10,7 +10,7 @@ import torch
 
 from onecard.config import RunConfig
 from onecard.knobs import load_config
-from onecard.run.checkpoint import list_checkpoints
+from onecard.run.stored import list_checkpoints
 
 TINY = [
     "--dataset=tiny", "--vocab_size=61", "--n_layer=3", "--n_head=2", "--n_embd=32", "--block_size=16",

@@ -1,0 +1,154 @@
+"""Where a run's checkpoints go, and what happens when they cannot be written.
+
+A full disk is waited for, a folder that is gone is noticed: nobody should train for days and have nothing
+of it. With --fallback_dir a run goes on in another folder.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+
+from onecard import __version__
+from onecard.errors import UserError
+from onecard.plan.bill import checkpoint_bytes
+from onecard.run.checkpoint import SaveError, check_room, save_checkpoint
+from onecard.run.directory import RunDirectory
+from onecard.run.metrics import rewind
+from onecard.run.stored import quarantine, sweep
+from onecard.train.first_setting import plan_of
+from onecard.train.interrupt import StopRequest
+from onecard.train.journal import Journal
+from onecard.train.parking import patiently
+from onecard.train.start import Run
+
+# Of a write: the disk is there and full. Of anything else it is gone, or nobody may write to it any more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, None)
+_MOVED = "--fallback_dir"  # where the run's out_dir comes from then
+_TRY_EVERY, _TELL_EVERY = 10.0, 600.0  # seconds, while a run waits for room
+
+
+class Saver:
+    """Writes a run's checkpoints into its folder, or into another one when that is lost."""
+
+    def __init__(self, run: Run, journal: Journal, stop: StopRequest, claims: ExitStack) -> None:
+        """`claims` holds the locks of the run's folders until the run ends."""
+        self.run, self.journal, self._stop, self._claims = run, journal, stop, claims
+        self.saved_step = run.saved_step
+        self.evaluated: tuple[int, float] | None = None  # the step of the last evaluation, and its loss
+        self._disk_error: SaveError | None = None  # of the last checkpoint
+
+    @property
+    def is_saved(self) -> bool:
+        return self.run.position.step <= max(self.saved_step, 0)
+
+    def write(self) -> None:
+        """A checkpoint of now. What led to it is on the disk before it is."""
+        run, step, config = self.run, self.run.position.step, self.run.config
+        run.identity.check(wait=True)  # what was learned from other data takes no checkpoint's place
+        marks = run.identity.marks()
+        run.position.data_mark, run.position.val_mark = marks["train"], marks["val"]
+        evaluated = self.evaluated
+        state = {
+            "position": run.position.to_json(),
+            "val_loss": evaluated[1] if evaluated is not None and evaluated[0] == step else None,
+            "arch": run.model.shape.arch,
+            "shape": run.model.shape.to_json(),
+            "dataset": config.dataset,
+            "tokenizer": run.tokenizer.facts() if run.tokenizer else None,
+            "config": config.values(),
+            "set_by_user": dict(config.origins),
+            "versions": {"onecard": __version__, "torch": torch.__version__},
+        }
+        self.journal.recorder.flush()
+        assert run.parked is not None or run.stepper is not None
+        training = run.parked or run.stepper.export()  # type: ignore[union-attr]
+        path = save_checkpoint(run.directory.checkpoints, step, training, state)
+        self.saved_step = step
+        self.journal.saved(step, path)
+        self.journal.recorder.flush()
+
+    def keep(self) -> None:
+        """Save at an evaluation. A full disk, or a host without memory, must not end a run that is still
+        learning: it is said, and the next evaluation saves again."""
+        self._disk_error = None
+        try:
+            patiently(self.write, self.run, self.journal)
+        except UserError as error:
+            if isinstance(error, SaveError) and error.errno not in _FULL:
+                self._disk_error = error
+            self.journal.save_failed(self.run.position.step, error)
+
+    def last(self) -> None:
+        """The save at the end. It is worth waiting for: a signal ends that, and what is not saved is lost."""
+        told = -_TELL_EVERY
+        waited = 0.0
+        while not self.is_saved:
+            try:
+                patiently(self.write, self.run, self.journal)
+            except SaveError as error:
+                if self.run.config.fallback_dir is not None:
+                    self.move(error.why.partition(";")[0])
+                    continue
+                if waited - told >= _TELL_EVERY:
+                    told = waited
+                    self.journal.save_failed(self.run.position.step, error)
+                    self.journal.waits_for_room(_TRY_EVERY)
+                if self._stop.wait(_TRY_EVERY):
+                    raise
+                waited += _TRY_EVERY
+
+    def why_lost(self) -> str:
+        """Why nothing can be saved in the run's folder any more; empty where it can. It costs a look at the
+        disk, and is asked with every log line."""
+        if why := self.run.directory.why_lost():
+            return why
+        error = self._disk_error or self.journal.recorder.disk_error
+        return "" if error is None else str(error.why if isinstance(error, UserError) else error)
+
+    def move(self, why: str) -> None:
+        """Go on in the other folder, with all that can still be read of this one; UserError without one."""
+        run, config, lost = self.run, self.run.config, self.run.directory
+        if config.fallback_dir is None:
+            renamed = lost.renamed_to()
+            hint = "a run that has another folder to go on in: --fallback_dir=FOLDER, best on another disk"
+            if renamed is not None:  # what was learned since the last checkpoint is saved there
+                run.directory = renamed
+                hint = f"go on there: onecard train --out_dir={renamed.path}\n{hint}"
+            raise UserError(f"the run folder {lost.path} is lost: {why}", "", hint, exit_code=1)
+        try:
+            new = RunDirectory(config.fallback_dir)
+            self._claims.enter_context(new.claimed(fresh=False))
+        except UserError as error:
+            why = f"{why}; --fallback_dir: {error.what}"
+            raise UserError(f"the run folder {lost.path} is lost", why, error.hint, exit_code=1) from None
+        origins = {name: origin for name, origin in config.origins.items() if name != "fallback_dir"}
+        run.config = replace(
+            config, out_dir=config.fallback_dir, fallback_dir=None, origins={**origins, "out_dir": _MOVED}
+        )
+        run.directory, self._disk_error = new, None
+        new.write_config(run.config)
+        new.write_plan(plan_of(run.fit, on_card=run.device.startswith("cuda")))
+        self.journal.moved(lost.path, why)
+        patiently(self.write, run, self.journal)
+
+
+def prepare_folder(run: Run) -> None:
+    """Once the folder is this run's alone: what a kill left is cleared away, lines of steps that will be done
+    again are dropped, and there is room for what will be saved."""
+    directory, position, config = run.directory, run.position, run.config
+    sweep(directory.checkpoints)
+    for damaged in run.damaged:
+        run.notes.append(f"what is damaged is kept as {quarantine(damaged)}")
+    if run.stays_as_it_is():
+        return
+    every, last = config.eval_interval, config.max_iters
+    saves = last // every - position.step // every + (1 if last % every and last > position.step else 0)
+    each = checkpoint_bytes(run.model.shape, run.fit.setting, config.by_muon)
+    check_room(directory.checkpoints, each, max(0, saves))
+    directory.write_config(config)
+    directory.write_plan(plan_of(run.fit, on_card=run.device.startswith("cuda")))
+    rewind(directory, position.step, evaluated=position.evaluated_step == position.step)
