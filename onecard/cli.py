@@ -1,7 +1,7 @@
 """One verb per room. Heavy imports wait until a verb needs them: --help must be instant.
 
 Data goes to stdout, progress and logs to stderr. Exit codes: 0 ok, 1 the answer is no, 2 wrong use,
-130 ended by Ctrl-C.
+130 ended by Ctrl-C or a polite kill, 143 by a second polite kill.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from onecard.config import RunConfig
-from onecard.errors import UserError, need_package
+from onecard.errors import EndedAtOnce, UserError, need_package
 from onecard.knobs import Config, describe_knobs, knobs, load_config
 from onecard.sample_config import SampleConfig
 from onecard.terminal import columns, folded, forget_unusable_sizes, hanging
@@ -47,7 +47,8 @@ def train(arguments: Sequence[str]) -> int:
 
     a running job:
       onecard train --out_dir=FOLDER --pause       lets go of the card
-      onecard train --out_dir=FOLDER --resume-now  and takes it again, where it was"""
+      onecard train --out_dir=FOLDER --resume-now  and takes it again, where it was
+      kill -USR1 PID                               saves now, and trains on"""
     as_json = "--json" in arguments
     asked = next((word for word in arguments if word in ("--pause", "--resume-now")), None)
     arguments = [word for word in arguments if word not in ("--json", "--pause", "--resume-now")]
@@ -188,9 +189,9 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as ended:
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return ended.exit_code if isinstance(ended, EndedAtOnce) else INTERRUPTED
     except BrokenPipeError:
         # `onecard sample | head`: the reader has seen enough.
         sys.stderr.close()

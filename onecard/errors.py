@@ -1,4 +1,4 @@
-"""The one kind of error a person may cause, and how it is shown.
+"""The one kind of error a person may cause, and how it is shown. And the end that a person insists on.
 
 Everything a user can get wrong ends in a UserError: what happened, why, and a hint with the
 command that helps. Anything else that escapes is a bug in onecard and keeps its traceback.
@@ -31,6 +31,14 @@ class UserError(Exception):
             first, *rest = self.hint.splitlines()
             lines += [f"hint: {first}"] + ["      " + line for line in rest]
         return "\n".join(lines)
+
+
+class EndedAtOnce(KeyboardInterrupt):
+    """A second Ctrl-C or polite kill: nothing more is saved. Its exit code is a shell's for that signal."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + signal_number
 
 
 def install_command(extra: str) -> str:

@@ -28,6 +28,8 @@ def evaluate_only(run: Run) -> Summary:
                     raise out_of_memory(run.config, run.device) from error
                 forget(error)
                 display.say(f"note: out of memory: {run.fit.evaluation_batch} sequences at a time", "yellow")
+        if stop.asked_to_save():
+            display.say("note: asked by SIGUSR1 to save: an evaluation has nothing to save", "yellow")
         if found is not None:
             status.val_loss, status.val_bpb = found.val_loss, found.val_bpb
             summary.evaluated(found)
