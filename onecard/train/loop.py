@@ -17,7 +17,6 @@ from onecard.errors import first_line
 from onecard.hardware.machine import resolve_device
 from onecard.optim.schedule import rates, shown_rate
 from onecard.run.pause import PauseRequest
-from onecard.train.asked import save_as_asked
 from onecard.train.evaluate import evaluate_both
 from onecard.train.evaluate_only import evaluate_only
 from onecard.train.failures import DivergedError, diverged, explained, is_beyond_recovery, not_a_number
@@ -116,7 +115,7 @@ class Training:
                 if self.stop() or (last and not called_off):
                     return True
                 if self.stop.asked_to_save():
-                    save_as_asked(self._save_settled, self.saved_step, self.run, self.journal)
+                    self.saver.as_asked(self._save_settled)
                 if self.pause():
                     doing = "pause"
                     self.refit.pause(self.pause, self.stop, self._save_settled)

@@ -7,6 +7,7 @@ of it. With --fallback_dir a run goes on in another folder.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from onecard.run.checkpoint import SaveError, check_room, save_checkpoint
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import rewind
 from onecard.run.stored import quarantine, sweep
+from onecard.train.failures import DivergedError
 from onecard.train.first_setting import plan_of
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
@@ -82,10 +84,25 @@ class Saver:
                 self._disk_error = error
             self.journal.save_failed(self.run.position.step, error)
 
+    def as_asked(self, save: Callable[[], None]) -> None:
+        """Save because somebody asked, by SIGUSR1. Whoever asks gets an answer in any case: that it is there,
+        that it was there, or why it could not be written, which ends no run that is still learning."""
+        step, say = self.run.position.step, self.journal.display.say
+        if self.is_saved:
+            there = f"step {step:,} is saved already" if step else "there is no step to save yet"
+            say(f"{there}, asked by SIGUSR1", "yellow")
+            return
+        try:
+            patiently(save, self.run, self.journal)
+            say(f"saved step {step:,}, as asked by SIGUSR1", "yellow")
+        except DivergedError:
+            raise  # which is one
+        except UserError as error:
+            self.journal.save_failed(step, error)
+
     def last(self) -> None:
         """The save at the end. It is worth waiting for: a signal ends that, and what is not saved is lost."""
-        told = -_TELL_EVERY
-        waited = 0.0
+        told, waited, known = -_TELL_EVERY, 0.0, self._stop.count
         while not self.is_saved:
             try:
                 patiently(self.write, self.run, self.journal)
@@ -97,7 +114,7 @@ class Saver:
                     told = waited
                     self.journal.save_failed(self.run.position.step, error)
                     self.journal.waits_for_room(_TRY_EVERY)
-                if self._stop.wait(_TRY_EVERY):
+                if self._stop.wait(_TRY_EVERY, since=known):
                     raise
                 waited += _TRY_EVERY
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +26,7 @@ def written(path: Path, tokens: np.ndarray, dtype: str = "uint16") -> TokenFile:
 
 def marks(tokens: TokenFile, known: Mark | None = None) -> Mark:
     found = Identity("data/x", {"train": tokens}, {"train": known or {}})
-    found.stop()
+    found._thread.join()
     return found.marks()["train"]
 
 
@@ -93,7 +96,16 @@ def test_much_data_is_compared_while_training_goes_on(
     other = TOKENS.copy()
     other[-1] ^= 1
     monkeypatch.setattr(module, "_AT_ONCE", 0)
+    begun, plain = threading.Event(), TokenFile.stored
+
+    def stored(self: TokenFile, start: int, stop: int) -> Iterator[Any]:
+        begun.wait()
+        return plain(self, start, stop)
+
+    monkeypatch.setattr(TokenFile, "stored", stored)
     found = Identity("data/x", {"train": written(tmp_path / "b", other)}, {"train": known})
+    found.check()
+    begun.set()
     with pytest.raises(UserError, match="not the data"):
         found.check(wait=True)
     with pytest.raises(UserError):

@@ -163,8 +163,8 @@ def test_waiting_in_a_process_of_its_own() -> None:
 from onecard.train.interrupt import StopRequest
 with StopRequest() as stop:
     print("ready", flush=True)
-    print(stop.wait(60), stop.count, flush=True)
-    print(stop.wait(60), stop.count, flush=True)
+    print(stop.wait(60, since=0), stop.count, flush=True)
+    print(stop.wait(60, since=1), stop.count, flush=True)
     stop.wait(60, since=9)
 """
     with python(script) as child:

@@ -20,11 +20,11 @@ from onecard.cli import main
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.knobs import load_config
-from onecard.run.checkpoint import damage, list_checkpoints
 from onecard.run.directory import RunDirectory
+from onecard.run.stored import damage, list_checkpoints
 from onecard.train import evaluate as evaluate_module
-from onecard.train import loop as loop_module
 from onecard.train import refit as refit_module
+from onecard.train import saving
 from onecard.train.loop import train
 from onecard.train.step import Stepper
 
@@ -116,14 +116,14 @@ def test_asked_in_an_evaluation_it_is_saved_after_it_and_once(
 def test_a_save_on_a_full_disk_is_told_and_forgiven(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = loop_module.save_checkpoint
+    real = saving.save_checkpoint
 
     def full(folder: Path, step: int, *args: Any) -> Path:
         if step == 3:
             raise UserError("the checkpoint of step 3 could not be written", "No space left on device")
         return real(folder, step, *args)
 
-    monkeypatch.setattr(loop_module, "save_checkpoint", full)
+    monkeypatch.setattr(saving, "save_checkpoint", full)
     at_micro_batch(monkeypatch, lambda: send("SIGUSR1"), 5, 9)
     assert train(config()).values["step"] == 20
     assert events("save failed") == [3] and events("saved") == [5, 10, 20]
@@ -136,7 +136,7 @@ def test_asked_for_while_paused_it_is_answered(
 ) -> None:
     """The pause has saved its step; where it could not, the save comes when the run goes on."""
     wish, fails = RunDirectory("out").path / "pause", [True, False]
-    real_rest, real_save = refit_module.rest_until_taken_back, loop_module.save_checkpoint
+    real_rest, real_save = refit_module.rest_until_taken_back, saving.save_checkpoint
 
     def rest(*args: Any) -> bool:
         send("SIGUSR1")
@@ -149,7 +149,7 @@ def test_asked_for_while_paused_it_is_answered(
         return real_save(*args)
 
     monkeypatch.setattr(refit_module, "rest_until_taken_back", rest)
-    monkeypatch.setattr(loop_module, "save_checkpoint", save)
+    monkeypatch.setattr(saving, "save_checkpoint", save)
     monkeypatch.setattr("onecard.run.pause._LOOK_EVERY", 0.0)
     at_micro_batch(monkeypatch, wish.touch, 6, 15)
     train(config())
