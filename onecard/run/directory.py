@@ -266,7 +266,7 @@ def _values_of_earlier_run(values: Mapping[str, Value], origins: Mapping[str, st
     if from_a_file or values.get("fresh") or values.get("init_from", "auto") not in ("auto", "resume"):
         return []
     directory = RunDirectory(str(values.get("out_dir", "out")))
-    before = directory.read_config()
+    before = directory.read_config() if directory.holds_run() else None
     if before is None:
         return []
     replaced = set(values) | {"out_dir", "init_from", "fresh", "eval_only"}

@@ -15,17 +15,18 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from onecard.errors import UserError
 from onecard.files import flush_to_disk, open_plain
 from onecard.run.directory import RunDirectory
 from onecard.run.stored import SCHEMA
 
+_UNWRITTEN_BYTES = 16 * 2**20  # of lines at most, that wait for room on the disk
 _LINE_BYTES = 2**20  # at most: a line of ours has some hundred
 # What says that a disk is full, not that it is gone.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
@@ -34,34 +35,32 @@ _HALF = "half a line"  # that a crash cut short
 
 
 class Recorder:
-    """The open files of a run. Every line is flushed: a crash loses at most the line being written."""
+    """The open files of a run. Every line goes to the system at once: a crash loses at most that line."""
 
     def __init__(self, directory: RunDirectory, say: Callable[[str], None] = lambda text: None) -> None:
         self._say = say
         self._begin(directory)
 
-    def _begin(self, directory: RunDirectory) -> None:
+    def _begin(self, directory: RunDirectory, unwritten: Sequence[bytes] = (b"", b"", b"")) -> None:
         self._failed = False
         self.disk_error: OSError | None = None  # the last one that is about more than a full disk
-        self._metrics = _open(directory.metrics_path)
-        self._events = _open(directory.events_path)
-        self._log = _open(directory.log_path)
+        paths = (directory.metrics_path, directory.events_path, directory.log_path)
+        self._files = [_Lines(path, rest) for path, rest in zip(paths, unwritten, strict=True)]
         self._samples = directory.samples
         with self._told_once():
             flush_to_disk(directory.path)  # the files' names
 
     def metrics(self, **values: Any) -> None:
         with self._told_once():
-            _write_json_line(self._metrics, values)
+            self._files[0].write(_json_line(values))
 
     def event(self, kind: str, **values: Any) -> None:
         with self._told_once():
-            _write_json_line(self._events, {"event": kind, "at": round(time.time(), 3), **values})
+            self._files[1].write(_json_line({"event": kind, "at": round(time.time(), 3), **values}))
 
     def log(self, line: str) -> None:
         with self._told_once():
-            self._log.write(line + "\n")
-            self._log.flush()
+            self._files[2].write(line + "\n")
 
     def sample(self, step: int, text: str) -> None:
         with self._told_once():
@@ -81,25 +80,22 @@ class Recorder:
 
     def flush(self) -> None:
         """To the disk itself: what a checkpoint stands for is then there, even if the power fails."""
-        for file in (self._metrics, self._events, self._log):
+        for file in self._files:
             with self._told_once():
                 file.flush()
-                os.fsync(file.fileno())
 
     def move(self, directory: RunDirectory) -> None:
         """Go on in another folder, with what was written so far as far as it can still be read."""
-        targets = (directory.metrics_path, directory.events_path, directory.log_path)
-        for file, target in zip((self._metrics, self._events, self._log), targets, strict=True):
-            open_still = Path(f"/proc/self/fd/{file.fileno()}")  # read also where the file was removed
-            source = open_still if open_still.exists() else Path(file.name)
+        for file, target in zip(
+            self._files, (directory.metrics_path, directory.events_path, directory.log_path), strict=True
+        ):
             with contextlib.suppress(OSError):
-                shutil.copyfile(source, target)
-            with contextlib.suppress(OSError):
-                file.close()
-        self._begin(directory)
+                shutil.copyfile(file.readable_path(), target)
+        self.close()
+        self._begin(directory, [bytes(file.unwritten) for file in self._files])
 
     def close(self) -> None:
-        for file in (self._metrics, self._events, self._log):
+        for file in self._files:
             with self._told_once():
                 file.close()
 
@@ -216,16 +212,46 @@ def _log_kind(line: bytes) -> tuple[str, int] | None:
     return None
 
 
-def _open(path: Path) -> TextIO:
-    if path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
-        raise UserError(f"{path} is not an ordinary file", hint="move it away: the run writes its own there")
-    fresh = not path.exists() or path.stat().st_size == 0
-    file = path.open("a", encoding="utf-8", errors="backslashreplace")
-    if fresh and path.suffix == ".jsonl":
-        _write_json_line(file, {"schema": SCHEMA})
-    elif not fresh and _last_byte(path) != b"\n":
-        file.write("\n")  # a crash cut the last line short; do not glue ours to it
-    return file
+class _Lines:
+    """A file that grows by lines. What a full disk does not take is kept, and written when there is room."""
+
+    def __init__(self, path: Path, unwritten: bytes = b"") -> None:
+        if path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
+            raise UserError(
+                f"{path} is not an ordinary file", hint="move it away: the run writes its own there"
+            )
+        self._path, self.unwritten = path, bytearray()
+        self.file = path.open("ab", buffering=0)
+        if self.file.tell() == 0:
+            if path.suffix == ".jsonl":
+                self.unwritten += _json_line({"schema": SCHEMA}).encode()
+        elif _last_byte(path) != b"\n":
+            self.unwritten += b"\n"  # a crash cut the last line short; do not glue ours to it
+        self.unwritten += unwritten
+
+    def write(self, line: str) -> None:
+        if len(self.unwritten) < _UNWRITTEN_BYTES:
+            self.unwritten += line.encode("utf-8", "backslashreplace")
+        self._drain()
+
+    def _drain(self) -> None:
+        while self.unwritten:
+            del self.unwritten[: self.file.write(self.unwritten) or 0]
+
+    def flush(self) -> None:
+        self._drain()
+        os.fsync(self.file.fileno())
+
+    def readable_path(self) -> Path:
+        """Where it can be read, on Linux also if it was removed."""
+        still_open = Path(f"/proc/self/fd/{self.file.fileno()}")
+        return still_open if still_open.exists() else self._path
+
+    def close(self) -> None:
+        try:
+            self._drain()
+        finally:
+            self.file.close()
 
 
 def _last_byte(path: Path) -> bytes:
@@ -234,8 +260,7 @@ def _last_byte(path: Path) -> bytes:
         return file.read(1)
 
 
-def _write_json_line(file: TextIO, values: dict[str, Any]) -> None:
+def _json_line(values: dict[str, Any]) -> str:
     # JSON has no NaN: a diverged loss is written as null rather than as a file nobody can parse.
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-    file.write(json.dumps(clean) + "\n")
-    file.flush()
+    return json.dumps(clean) + "\n"

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,21 +74,22 @@ def test_every_file_carries_its_schema_and_is_valid_json_even_for_a_diverged_run
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_costs_lines_not_the_run_and_is_said_once(tmp_path: Path) -> None:
+def test_a_full_disk_costs_nothing_once_there_is_room_and_is_said_once(tmp_path: Path) -> None:
     said: list[str] = []
     directory = RunDirectory(tmp_path / "run")
     with directory.claimed(fresh=False), Recorder(directory, said.append) as files:
-        full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails as well
-        files._metrics, kept = full, files._metrics
         files.metrics(step=0, loss=1.0)
-        files.metrics(step=1, loss=1.0)
-        files._metrics = kept
-        with contextlib.suppress(OSError):
-            full.close()
-        files.metrics(step=2, loss=1.0)
+        lines = files._files[0]
+        with Path("/dev/full").open("wb", buffering=0) as full:
+            lines.file, kept = full, lines.file
+            files.metrics(step=1, loss=1.0)
+            files.metrics(step=2, loss=1.0)
+        assert files.disk_error is None
+        lines.file = kept
+        files.metrics(step=3, loss=1.0)
     (note,) = said
     assert "No space left" in note
-    assert [x["step"] for x in read_metrics(directory.metrics_path)] == [2]
+    assert [x["step"] for x in read_metrics(directory.metrics_path)] == [0, 1, 2, 3]
 
 
 def steps_in(directory: RunDirectory) -> tuple[list[int], list[int], list[str]]:
@@ -177,18 +178,26 @@ def test_a_fifo_in_the_place_of_a_file_holds_nothing_up(tmp_path: Path, name: st
             Recorder(directory)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_disk_that_fails_is_told_from_a_full_one(tmp_path: Path) -> None:
     files, _ = recorder(tmp_path)
     with files:
-        with Path("/dev/full").open("w") as full:
-            files._metrics, kept = full, files._metrics
-            files.metrics(step=0, loss=1.0)
-            assert files.disk_error is None
-            files._metrics = kept
-            with contextlib.suppress(OSError):
-                full.close()
-        os.close(files._metrics.fileno())
+        os.close(files._files[0].file.fileno())
         files.metrics(step=0, loss=1.0)
         assert files.disk_error is not None
-        files._metrics = (tmp_path / "other").open("w")
+        files._files[0].file = (tmp_path / "other").open("ab", buffering=0)
+
+
+def test_in_another_folder_the_lines_are_all_there(tmp_path: Path) -> None:
+    files, directory = recorder(tmp_path)
+    with files:
+        files.metrics(step=0, loss=1.0)
+        files.log("one")
+        shutil.rmtree(directory.path)
+        other = RunDirectory(tmp_path / "other")
+        with other.claimed(fresh=False):
+            files.move(other)
+            files.metrics(step=1, loss=1.0)
+            files.log("two")
+    assert [x["step"] for x in read_metrics(other.metrics_path)] == [0, 1]
+    assert other.log_path.read_text() == "one\ntwo\n"
+    assert other.metrics_path.read_text().count("schema") == 1
