@@ -267,6 +267,21 @@ def test_the_original_command_with_the_new_flags_needs_no_word_of_resuming(workp
     assert "extend: 'stay' there, None now" in refused.value.why
 
 
+def test_leaving_the_way_out_in_the_middle_would_raise_it_as_well(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert go(*WORDS, "--eval_interval=10") == 0
+    assert go(*FURTHER, "--extend=stay") == 0
+    shutil.rmtree(Path("out/checkpoints/step-00000040"))
+    capsys.readouterr()
+    plain = ["--out_dir=out", "--init_from=resume", "--lr_decay_iters=40", "--extend=auto"]
+    assert go(*plain) == 2
+    shown = capsys.readouterr().err
+    assert "leaving out --extend=stay would raise the learning rate from 1.1e-03 to 2.5e-03 (×2.3)" in shown
+    assert go(*plain[:-1], "--extend=stay") == 0
+    assert after(20) == pytest.approx([LAST] * 20)
+
+
 def test_an_extension_is_extended(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each begins where the one before ends; what it was to do is asked anew."""
     assert go(*WORDS) == 0
