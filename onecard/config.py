@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from onecard import dial
 from onecard.config_file import COMMAND_LINE, shortened
 from onecard.errors import UserError
-from onecard.knobs import Config, knob, knobs
-from onecard.shapes import PRETRAINED, GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for
+from onecard.knobs import Config, knob, knobs, own_record
+from onecard.shapes import PRETRAINED, GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,8 @@ class RunConfig(Config):
     min_lr: float = knob("float", 6e-5, "learning rate at the end of the decay", group="schedule", low=0.0, high=100.0)
     warmdown_ratio: float | None = knob("float", None, "nanochat: the last part of the run, in which the learning rate falls", group="schedule", low=0.0, high=1.0)
     final_lr_frac: float | None = knob("float", None, "nanochat: how much of it is left at the end", group="schedule", low=0.0, high=1.0)
+    extend: str | None = knob("str", None, "with a larger max_iters, a run goes on: stay (at its last rate), rewarm (up to extend_lr and down again), decay (stay, then to 0) or schedule (as if it had been so long from the start)", group="schedule", choices=("stay", "rewarm", "decay", "schedule"))
+    extend_lr: float | None = knob("float", None, "of extend=rewarm: the highest rate, as in a log line (Muon's where it learns)", group="schedule", low=0.0, high=100.0)
     # --- where and how it computes
     backend: str = knob("str", "nccl", "accepted for nanoGPT's sake; unused on one card", group="other", changes_result=False)
     device: str = knob("str", "auto", "auto, cpu, cuda or cuda:N", group="how a step is carried out", changes_result=False)
@@ -117,6 +119,7 @@ class RunConfig(Config):
     vram_limit: float | None = knob("float", None, "GiB of the card this process may take in all", group="how a step is carried out", low=0.1, high=10_000.0, changes_result=False)
     vram_reserve: float | None = knob("float", None, "GiB of the card to leave to others", group="how a step is carried out", low=0.0, high=10_000.0, changes_result=False)
     # fmt: on
+    extended: str | None = own_record()  # where extensions began, and the schedule before (optim/schedule.py)
 
     @property
     def sequences_per_step(self) -> int:
@@ -157,8 +160,8 @@ class RunConfig(Config):
         if self.n_embd % self.n_head:
             most = {f.name: f.metadata["high"] for f in knobs(type(self))}
             even = 2 if self.arch == "nanochat" else 1  # rotary positions turn channels in pairs
-            embd = _nearest(self.n_embd, most["n_embd"], lambda n: n % (even * self.n_head) == 0)
-            head = _nearest(self.n_head, most["n_head"], lambda n: self.n_embd % n == 0)
+            embd = nearest(self.n_embd, most["n_embd"], lambda n: n % (even * self.n_head) == 0)
+            head = nearest(self.n_head, most["n_head"], lambda n: self.n_embd % n == 0)
             raise UserError(
                 f"n_embd {self.n_embd} cannot be divided among n_head {self.n_head}",
                 "every attention head gets n_embd / n_head channels, a whole number",
@@ -177,6 +180,17 @@ class RunConfig(Config):
                 "the learning rate would rise through the run instead of decaying"
                 + ("" if self.is_set("min_lr") else " (min_lr is at its default)"),
                 f"--min_lr={self.learning_rate / 10:g}, or --decay_lr=False for a constant rate",
+            )
+        if self.extend_lr is not None and self.extend != "rewarm":
+            raise UserError(
+                "extend_lr is the highest rate of a rewarm",
+                hint=f"--extend=rewarm --extend_lr={self.extend_lr:g}",
+            )
+        if self.extend == "rewarm" and not self.extend_lr:
+            half = (self.muon_lr if self.by_muon else self.learning_rate) / 2
+            raise UserError(
+                "a rewarm needs the rate it goes up to",
+                hint=f"half the peak: --extend=rewarm --extend_lr={half:g}",
             )
         check_init_from(self.init_from)
         if self.fresh and self.init_from == "resume":
@@ -238,12 +252,14 @@ class RunConfig(Config):
 
     def without_schedule_notes(self) -> RunConfig:
         """Before it is resolved anew, as another architecture's."""
-        idle = {*self._schedule_notes(), *self._unused_notes()}
+        idle = {*self.schedule_notes(), *self._unused_notes()}
         return dataclasses.replace(self, notes=tuple(n for n in self.notes if n not in idle))
 
-    def _schedule_notes(self) -> tuple[str, ...]:
+    def schedule_notes(self) -> tuple[str, ...]:
         """A schedule that ends far from the run is legal, and nearly always an oversight."""
         end, last, warmup = self.lr_decay_iters, self.max_iters, self.warmup_iters
+        if self.extend not in (None, "schedule"):
+            return ()
         if self.arch != "gpt2":
             if warmup < last or not last:
                 return ()
@@ -349,7 +365,7 @@ class RunConfig(Config):
     def _with_horizon(self) -> RunConfig:
         """A horizon in tokens becomes max_iters; an unset schedule follows it."""
         if self.tokens is None or (self.is_set("tokens") and self.is_set("max_iters")):
-            return dataclasses.replace(self, notes=(*self.notes, *self._schedule_notes()))
+            return dataclasses.replace(self, notes=(*self.notes, *self.schedule_notes()))
         steps = self._steps_for_tokens()
         changes: dict[str, Any] = {"max_iters": steps}
         if not self.is_set("lr_decay_iters"):
@@ -374,13 +390,3 @@ def check_init_from(init_from: str) -> None:
         f"it is auto, scratch, resume, one of {', '.join(PRETRAINED)}, or a path with a slash in it",
         f"did you mean {near[0]}?" if near else f"for a folder here: --init_from=./{init_from}",
     )
-
-
-def _nearest(start: int, most: int, works: Any) -> int:
-    """The closest whole number to `start`, 1 to `most` (the smaller one of a tie), for which works(n)."""
-    distance = 0
-    while True:
-        for candidate in (start - distance, start + distance):
-            if 1 <= candidate <= most and works(candidate):
-                return candidate
-        distance += 1

@@ -65,6 +65,11 @@ def knob(
     )  # fmt: skip
 
 
+def own_record() -> Any:
+    """A field that onecard fills in itself: saved and read with the knobs, and nobody's flag."""
+    return dataclasses.field(default=None, metadata={"own": True})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """What all configs share: where each value came from, and what the reader should be told."""
@@ -79,7 +84,7 @@ class Config:
         return name in self.origins
 
     def values(self) -> dict[str, Value]:
-        return {f.name: getattr(self, f.name) for f in knobs(type(self))}
+        return {name: getattr(self, name) for name in _stored(type(self))}
 
     def check(self) -> None:
         """Raise UserError if values contradict each other. Single values are checked on reading."""
@@ -97,6 +102,10 @@ C = TypeVar("C", bound=Config)
 
 def knobs(cls: type[Config]) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if "kind" in f.metadata]
+
+
+def _stored(cls: type[Config]) -> list[str]:
+    return [f.name for f in dataclasses.fields(cls) if f.metadata]
 
 
 def load_config(
@@ -161,7 +170,7 @@ def from_values(cls: type[C], values: Mapping[str, Any], origins: Mapping[str, s
     """Rebuild a config saved in a run; knobs this version does not know are left out."""
     names = {f.name for f in knobs(cls)}
     known = {name: origin for name, origin in origins.items() if name in names}
-    return cls(**{k: v for k, v in values.items() if k in names}, origins=known)
+    return cls(**{k: v for k, v in values.items() if k in _stored(cls)}, origins=known)
 
 
 def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Field[Any]]) -> Assignment:

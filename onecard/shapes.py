@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -105,6 +106,16 @@ PRETRAINED = {
 def heads_for(width: int) -> int:
     """Heads of 128 channels, or of as few more as divide the width into even numbers."""
     return next((n for n in range(-(-width // 128), 0, -1) if width % (2 * n) == 0), 1)
+
+
+def nearest(start: int, most: int, works: Callable[[int], bool]) -> int:
+    """The closest whole number to `start`, 1 to `most` (the smaller one of a tie), for which works(n)."""
+    distance = 0
+    while True:
+        for candidate in (start - distance, start + distance):
+            if 1 <= candidate <= most and works(candidate):
+                return candidate
+        distance += 1
 
 
 @dataclass(frozen=True)

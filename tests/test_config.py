@@ -638,6 +638,9 @@ def valid_values(draw: st.DrawFn, cls: type[Config]) -> dict[str, Any]:
         values["warmup_iters"] = draw(st.integers(0, values["lr_decay_iters"] - 1))
     if values.get("tokens") is not None:
         values.pop("max_iters", None)
+    values.pop("extend_lr", None)
+    if values.get("extend") == "rewarm":
+        values["extend_lr"] = draw(st.floats(1e-9, 100))
     if values.get("fresh"):
         values.pop("init_from", None)
     if values.get("total_batch_size") is not None:
@@ -683,6 +686,24 @@ def assert_same(config: Config, values: dict[str, Any]) -> None:
     for field in knobs(type(config)):
         if field.name not in values and field.name not in followers:
             assert getattr(config, field.name) == field.default
+
+
+def test_a_rewarm_and_its_peak_come_together() -> None:
+    assert load_config(RunConfig, ["--extend=rewarm", "--extend_lr=3e-4"]).extend_lr == 3e-4
+    for words in (["--extend=rewarm"], ["--extend=rewarm", "--extend_lr=0"], ["--extend_lr=3e-4"]):
+        with pytest.raises(UserError) as refused:
+            load_config(RunConfig, words)
+        assert "--extend=rewarm --extend_lr=" in refused.value.hint
+    with pytest.raises(UserError, match="it is one of: stay, rewarm, decay, schedule") as refused:
+        load_config(RunConfig, ["--extend=rewarn"])
+    assert refused.value.hint == "did you mean rewarm?"
+
+
+def test_what_onecard_writes_down_itself_is_nobodys_flag() -> None:
+    with pytest.raises(UserError, match="extended"):
+        load_config(RunConfig, ["--extended=[]"])
+    assert "extended" not in FIELDS and RunConfig().values()["extended"] is None
+    assert from_values(RunConfig, {"extended": "[]"}, {"extended": "command line"}).extended == "[]"
 
 
 def test_auto_is_no_name_of_a_run(folder: Path) -> None:

@@ -270,6 +270,9 @@ def _values_of_earlier_run(values: Mapping[str, Value], origins: Mapping[str, st
     if before is None:
         return []
     replaced = set(values) | {"out_dir", "init_from", "fresh", "eval_only"}
+    # How the rate goes on was said for one extension, and is asked anew for the next.
+    if "extend" in values or _is_longer(values, before) or not directory.has_checkpoint():
+        replaced |= {"extend", "extend_lr"}
     if not directory.has_checkpoint():
         # It was stopped before there was anything to continue: the same again, or something new, no mixture.
         if set(values) - {"out_dir"}:
@@ -284,14 +287,25 @@ def _values_of_earlier_run(values: Mapping[str, Value], origins: Mapping[str, st
     ]
 
 
+def _is_longer(values: Mapping[str, Value], before: RunConfig) -> bool:
+    """Do the values given now say a later end?"""
+    tokens, steps = values.get("tokens"), values.get("max_iters")
+    if isinstance(tokens, int):
+        steps = -(-tokens // before.tokens_per_step)
+    return isinstance(steps, int) and steps > before.max_iters
+
+
 def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
     """(knob, before, now) for every knob that makes `now` another experiment than `before`."""
     split = ("batch_size", "gradient_accumulation_steps")
+    # To extend a run is to go on with it, further.
+    extends = now.extend is not None and now.max_iters > before.max_iters
+    longer = ("max_iters", "tokens", "lr_decay_iters", "extend", "extend_lr") if extends else ()
     found = [
         (f.name, getattr(before, f.name), getattr(now, f.name))
         for f in knobs(RunConfig)
         if f.metadata["changes_result"]
-        and f.name not in split
+        and f.name not in (*split, *longer)
         and getattr(before, f.name) != getattr(now, f.name)
         # Set in neither, it followed from something else (tokens, a checkpoint's block size).
         and (_asked_for(before, f.name) or _asked_for(now, f.name))

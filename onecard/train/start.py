@@ -30,6 +30,7 @@ from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_ch
 from onecard.run.stored import Checkpoint, list_checkpoints, newest_intact, passed_over
 from onecard.shapes import GPT2Shape, Shape
 from onecard.train.engine import build_stepper, choose_kernel, make_room
+from onecard.train.extension import extended
 from onecard.train.fit import Fit
 from onecard.train.memory import forget, is_out_of_memory, use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
@@ -65,6 +66,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     parked: TrainingState | None = None  # all of it in host memory, while the card is not ours
     newest_there: int = -1  # the newest checkpoint in the folder when the run was opened
+    trained: RunConfig | None = None  # what the steps so far were taken with; None where there are none
 
     def look_again(self) -> None:
         """Now that the folder is ours: a job at work when this one was opened may have saved since."""
@@ -139,6 +141,7 @@ def open_run(config: RunConfig) -> Run:
     shape = _shape(config, source, notes)
     if source is not None:
         config = _as_it_is(config, shape)
+    config, trained = extended(config, source, directory, notes)
     kernel = choose_kernel(shape, config, device, dtype)
     fit = make_room(shape, config, device, dtype, notes)
     if source is not None and source.checkpoint is not None:
@@ -180,7 +183,7 @@ def open_run(config: RunConfig) -> Run:
     return Run(
         config, directory, device, dtype, model, fit, stepper, sequences, identity, evaluation, text,
         tokenizer, position, began, saved_step, source.damaged if source is not None else [], notes,
-        newest_there=newest_there,
+        newest_there=newest_there, trained=trained,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from onecard.data.bins import TokenFile
 from onecard.model.compiling import graphs_compiled
 from onecard.train.evaluate import Evaluation
+from onecard.train.extension import further_flags
 from onecard.train.pace import duration
 from onecard.train.target_text import count_targets
 
@@ -133,11 +134,11 @@ class Summary:
         ]
 
     def _further(self) -> str:
-        """Twice as long as it was to be, or is; the schedule follows where it is the config's to follow."""
-        config = self._run.config
-        steps = 2 * max(config.max_iters, self.values["step"], 1)
-        follows = f" --lr_decay_iters={steps}" if config.arch == "gpt2" and config.decay_lr else ""
-        return f"onecard train --out_dir={config.out_dir} --init_from=resume --max_iters={steps}{follows}"
+        """Twice as long as it was to be, or is, at a rate that still teaches it something."""
+        config, step = self._run.config, self.values["step"]
+        trained = self._run.trained or config
+        steps = 2 * max(config.max_iters, trained.max_iters, step, 1)
+        return f"onecard train --out_dir={config.out_dir} {further_flags(trained, step, steps)}"
 
     def _memory(self) -> list[str]:
         """Prediction beside measurement, and what fitting has done."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from onecard.config import RunConfig
 from onecard.knobs import load_config
-from onecard.optim.schedule import learning_rate, rates, shown_rate, trapezoid
+from onecard.optim.schedule import extended_from, learning_rate, peak_rate, rates, shown_rate, trapezoid
 
 
 def config(**values: float) -> RunConfig:
@@ -87,3 +88,79 @@ def test_gpt2_by_muon_keeps_the_cosine() -> None:
     )
     for step in (0, 5, 10, 60, 100):
         assert rates(step, muon).lr * 6e-4 == pytest.approx(rates(step, plain).lr)
+
+
+# --- a run made longer ----------------------------------------------------------------------------
+
+
+def longer(before: RunConfig, step: int, **values: object) -> RunConfig:
+    return extended_from(before, step, dataclasses.replace(before, **{"max_iters": 2000, **values}))  # type: ignore[arg-type]
+
+
+ONES = [
+    config(max_iters=1000, lr_decay_iters=1000),
+    load_config(
+        RunConfig, ["--max_iters=1000", "--lr_decay_iters=1000", "--warmup_iters=99", "--optimizer=muon"]
+    ),
+    nanochat(2025),
+    nanochat(2026),
+]
+WAYS = ["stay", "rewarm", "decay", "schedule"]
+
+
+@given(before=st.sampled_from(ONES), way=st.sampled_from(WAYS), again=st.sampled_from(WAYS), at=st.data())
+def test_an_extension_changes_no_step_that_is_done(
+    before: RunConfig, way: str, again: str, at: st.DataObject
+) -> None:
+    """Nor does an extension of an extension; and no rate is below nothing or above the peak."""
+    peak = peak_rate(before)
+    first = at.draw(st.integers(1, 1000))
+    once = longer(before, first, extend=way, extend_lr=peak if way == "rewarm" else None)
+    second = at.draw(st.integers(first, 2000))
+    twice = longer(once, second, extend=again, extend_lr=peak if again == "rewarm" else None, max_iters=3000)
+    for step in at.draw(st.lists(st.integers(0, 3100), max_size=20)):
+        if step < first:
+            assert rates(step, twice) == rates(step, once) == rates(step, before)
+        elif step < second:
+            assert rates(step, twice) == rates(step, once)
+        found = rates(step, twice)
+        assert (
+            0
+            <= shown_rate(step, twice)
+            <= max(peak, shown_rate(50, before), before.learning_rate) * (1 + 1e-9)
+        )
+        assert 0.85 <= found.momentum <= 0.97 and 0 <= found.decay <= 1
+
+
+def test_staying_keeps_momentum_and_weight_decay_of_the_last_step() -> None:
+    for before in ONES:
+        stays = longer(before, 1000, extend="stay")
+        assert {rates(step, stays) for step in (1000, 1500, 1999)} == {rates(999, before)}
+    # What rises at the beginning of a run, however long it is, goes on rising.
+    early = longer(nanochat(2026), 100, extend="stay")
+    assert [rates(s, early).momentum for s in (99, 200, 500)] == pytest.approx([0.8797, 0.91, 0.97])
+
+
+def test_a_rewarm_is_a_new_cycle_of_all_three() -> None:
+    new = longer(nanochat(2026), 1000, extend="rewarm", extend_lr=shown_rate(100, nanochat(2026)) / 2)
+    before = rates(999, nanochat(2026))
+    peak = rates(1099, new)
+    assert (peak.lr, peak.momentum, peak.decay) == pytest.approx((0.5, 0.97, 1.0))
+    halfway = rates(1049, new)
+    for name in ("lr", "momentum", "decay"):
+        assert getattr(halfway, name) == pytest.approx((getattr(before, name) + getattr(peak, name)) / 2)
+    assert rates(1300, new).lr == 0.5  # level until the last 65% of the thousand steps
+    assert rates(1675, new).lr == pytest.approx((0.5 + 0.05) / 2)
+    assert (rates(2000, new).lr, rates(2000, new).momentum, rates(2000, new).decay) == pytest.approx(
+        (0.05, 0.9, 0)
+    )
+
+
+def test_a_decay_takes_weight_decay_and_momentum_along() -> None:
+    before = nanochat(2026, "--warmdown_ratio=0.5")
+    early = longer(before, 450, extend="decay")
+    assert rates(1200, early) == rates(449, before)
+    last, half, end = rates(449, before), rates(2000 - 388, early), rates(2000, early)
+    assert (half.lr, half.decay) == pytest.approx((last.lr / 2, last.decay / 2), rel=2e-3)
+    assert half.momentum == pytest.approx((0.97 + 0.90) / 2, rel=1e-3)
+    assert (end.lr, end.decay, end.momentum) == pytest.approx((0, 0, 0.9))

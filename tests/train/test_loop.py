@@ -182,7 +182,7 @@ def test_naming_the_folder_is_enough_to_continue(workplace: Path) -> None:
 def test_a_new_horizon_replaces_the_runs_own(workplace: Path) -> None:
     arguments = [a for a in TINY if not a.startswith(("--max_iters", "--lr_decay", "--warmup"))]
     assert train(load_run_config([*arguments, "--tokens=1000"])).values["step"] == 8
-    more = ["--out_dir=out", "--init_from=resume"]
+    more = ["--out_dir=out", "--init_from=resume", "--extend=stay"]
     assert train(load_run_config([*more, "--tokens=2000"])).values["step"] == 16
     assert train(load_run_config([*more, "--max_iters=18"])).values["step"] == 18
     assert load_run_config([*more, "--tokens=3000"]).max_iters == 24
@@ -480,7 +480,7 @@ def test_without_its_config_json_a_run_is_still_the_experiment_it_was(workplace:
     train(load_config(RunConfig, [*words, horizon]))
     before = RunDirectory("out").read_config()
     Path("out/config.json").unlink()
-    again = load_run_config(["--out_dir=out", "--init_from=resume", "--max_iters=24", "--lr_decay_iters=24"])
+    again = load_run_config(["--out_dir=out", "--init_from=resume", "--max_iters=24", "--extend=stay"])
     assert before is not None and again.sequences_per_step == before.sequences_per_step == 8
     assert (again.learning_rate, again.n_embd, again.dataset) == (1e-2, 32, "tiny")
     with pytest.raises(UserError, match="a different config") as refused:
