@@ -212,6 +212,20 @@ def test_quit_shows_all_stacks_even_where_python_is_stuck() -> None:
     assert " in beside\n" in shown
 
 
+def test_a_job_in_the_background_that_ignores_quit_shows_its_stacks_and_goes_on() -> None:
+    script = """
+signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+from onecard.train.interrupt import StopRequest
+with StopRequest() as stop:
+    for _ in range(2):
+        signal.raise_signal(signal.SIGQUIT)
+signal.raise_signal(signal.SIGQUIT)
+"""
+    with python(script) as child:
+        _, shown = child.communicate(timeout=60)
+    assert child.returncode == 0 and shown.count("Current thread 0x") == 2
+
+
 def test_no_core_dump_meanwhile_and_all_as_it_was_afterwards() -> None:
     script = """
 import resource
