@@ -26,7 +26,7 @@ from onecard.optim.schedule import (
 
 if TYPE_CHECKING:
     from onecard.run.directory import RunDirectory
-    from onecard.train.start import Source
+    from onecard.train.source import Source
 
 _A_RISE = 1.01  # times what it was; less is the step a schedule takes anyway
 _LEARNS_NOTHING = 0.01  # of the peak

@@ -24,23 +24,20 @@ from onecard.model.precision import choose_dtype
 from onecard.optim.saved import MOMENTS, read_moment
 from onecard.plan.scaling import repetition_note
 from onecard.run.checkpoint import TrainingState
-from onecard.run.directory import RunDirectory, differences
-from onecard.run.foreign import refuse_foreign_folder
-from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
-from onecard.run.stored import Checkpoint, list_checkpoints, newest_intact, passed_over
+from onecard.run.directory import RunDirectory
+from onecard.run.stored import Checkpoint, list_checkpoints
 from onecard.shapes import GPT2Shape, Shape
 from onecard.train.engine import build_stepper, choose_kernel, make_room
 from onecard.train.extension import extended
 from onecard.train.fit import Fit
 from onecard.train.memory import forget, is_out_of_memory, use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
+from onecard.train.source import OF_THE_SHAPE, Source, find_source, refuse_folders
 from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
 from onecard.vocabulary import data_dir, embedding_rows, other_vocabulary, wanted_data
 
 GPT2_PADDED_VOCAB = 50304
-# Knobs that a checkpoint decides.
-_OF_THE_SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "window_pattern", "value_embeddings")
 
 
 @dataclass
@@ -88,24 +85,6 @@ class Run:
         return past_its_end and same_terms and self.saved_step >= 0 and self.directory.config_path.is_file()
 
 
-def _check_fallback(config: RunConfig) -> None:
-    """Before it is needed."""
-    if config.fallback_dir is None:
-        return
-    fallback, out = RunDirectory(config.fallback_dir), Path(config.out_dir).resolve()
-    refuse_foreign_folder(fallback.path)
-    if fallback.holds_run():
-        raise UserError(
-            f"fallback_dir {fallback.path} holds a run",
-            "a run that lost its folder may have gone on there",
-            f"go on with that one: onecard train --out_dir={fallback.path}\nor name an empty folder",
-        )
-    if fallback.path.resolve() == out or out in fallback.path.resolve().parents:
-        raise UserError(
-            f"fallback_dir {fallback.path} is in the run's own folder", "it would be lost together with it"
-        )
-
-
 def _newest_step(directory: RunDirectory) -> int:
     return max((checkpoint.step for checkpoint in list_checkpoints(directory.checkpoints)), default=-1)
 
@@ -123,10 +102,9 @@ def open_run(config: RunConfig) -> Run:
         torch.cuda.set_device(device)
 
     newest_there = _newest_step(directory)  # before one of them is chosen
-    source = _find_source(config, directory, notes)
+    source = find_source(config, directory, notes)
     if not config.eval_only:
-        refuse_foreign_folder(directory.path)
-        _check_fallback(config)
+        refuse_folders(config, directory)
     asked, wanted = config, wanted_data(config)
     if source is not None:
         config = _of_its_architecture(config, source.weights.shape, notes)
@@ -187,67 +165,6 @@ def open_run(config: RunConfig) -> Run:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Source:
-    """Weights to begin with; a checkpoint of this run or of nanoGPT's also brings moments and position."""
-
-    weights: Weights
-    checkpoint: Checkpoint | None = None
-    continues: bool = False
-    damaged: list[Checkpoint] = field(default_factory=list)  # newer ones that cannot be used
-
-
-def _find_source(config: RunConfig, directory: RunDirectory, notes: list[str]) -> Source | None:
-    """init_from's meaning, given what is in out_dir. None: from scratch."""
-    # With --fresh what is there will be set aside: as if the folder were empty.
-    checkpoints = [] if config.fresh else list_checkpoints(directory.checkpoints)
-    used = bool(checkpoints) or (directory.nanogpt_checkpoint.is_file() and not config.fresh)
-    if not used and not config.fresh and not config.eval_only:
-        directory.refuse_lost_checkpoints()
-    if config.init_from == "auto" and not used:
-        return None
-    if config.init_from in ("auto", "resume"):
-        if not used:
-            raise no_checkpoint(directory)
-        before = directory.read_config()
-        notes += directory.config_notes
-        if config.init_from == "auto" and checkpoints and not config.eval_only:
-            _refuse_other_experiment(directory, before, config)
-        if not checkpoints:
-            return Source(weights_of_nanogpt(directory.nanogpt_checkpoint), continues=True)
-        checkpoint, damaged = newest_intact(checkpoints)
-        notes += passed_over(checkpoint, damaged)
-        return Source(
-            weights_of_checkpoint(checkpoint), checkpoint, continues=True, damaged=[bad for bad, _ in damaged]
-        )
-    if used and not config.eval_only:
-        raise UserError(
-            f"{directory.path} already holds a run",
-            f"init_from='{config.init_from}' would begin another one in its place",
-            "continue it with --init_from=resume, start over with --fresh (the old run is kept aside),\n"
-            "or choose another folder with --out_dir=FOLDER",
-        )
-    if config.init_from == "scratch":
-        return None
-    weights = weights_from(config.init_from)
-    notes += weights.notes
-    return Source(weights)
-
-
-def _refuse_other_experiment(directory: RunDirectory, before: RunConfig | None, config: RunConfig) -> None:
-    changed = differences(before, config) if before is not None else []
-    if changed:
-        # What makes the model what it is cannot change any more: resume would train the old one.
-        may_continue = not {name for name, _, _ in changed} & {*_OF_THE_SHAPE, "arch", "depth", "generation"}
-        raise UserError(
-            f"{directory.path} holds a run with a different {'config' if may_continue else 'model'}",
-            "\n".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in changed),
-            ("continue it with the new values: --init_from=resume\n" if may_continue else "")
-            + "start over (the old run is kept aside): --fresh\n"
-            "or leave it alone: --out_dir=ANOTHER_FOLDER",
-        )
-
-
 def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> RunConfig:
     """The checkpoint decides the architecture, and with it whose learning rates and schedule hold.
 
@@ -285,7 +202,7 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
         return made
     shape = source.weights.shape
     # As in nanoGPT, the checkpoint decides the architecture; what the user asked for instead is told.
-    for name in _OF_THE_SHAPE:
+    for name in OF_THE_SHAPE:
         there = getattr(shape, name, False)  # not every architecture has biases to choose
         if config.is_set(name) and getattr(config, name) not in (None, there):
             notes.append(f"{name} is {there} in the checkpoint; {getattr(config, name)} is not used")
@@ -300,7 +217,7 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
 
 def _as_it_is(config: RunConfig, shape: Shape) -> RunConfig:
     """What was asked for and not used must not be written down as what this run is."""
-    actual = {n: getattr(shape, n) for n in _OF_THE_SHAPE if config.is_set(n) and hasattr(shape, n)}
+    actual = {n: getattr(shape, n) for n in OF_THE_SHAPE if config.is_set(n) and hasattr(shape, n)}
     return dataclasses.replace(config, **actual)
 
 
