@@ -1,5 +1,6 @@
 # make demo    from nothing to a trained, sampled GPT in a few minutes, on the GPU or the CPU
 # make test    the test suite          make lint    ruff and mypy
+# make test-long                       what is too much for every change: damage, kills, hostile files
 # make fuzz ROUNDS=5                  property tests with fresh random examples
 # make catalogues                      what people read, extracted and compiled for translation
 # make gpu-test PYTHON=...             tests marked gpu with a given interpreter, nothing installed
@@ -13,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # Two cores run two workers; each test process computes with one thread.
 WORKERS ?= auto
 
-.PHONY: demo test fuzz lint format golden catalogues gpu-test clean
+.PHONY: demo test test-long fuzz lint format golden catalogues gpu-test clean
 .DEFAULT_GOAL := demo
 
 $(BIN)/python:
@@ -41,6 +42,10 @@ demo: $(VENV)/.train
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# What takes too long for every change: many random damages, kills and hostile files.
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m long
 
 # `make test` tries the same examples every time; this looks for new ones, and stops at the first that fails.
 ROUNDS ?= 5

@@ -10,10 +10,12 @@ import json
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 _HASH_BLOCK = 4 * 2**20
+LINE_BYTES = 2**20  # of a file of lines, such as metrics.jsonl, at most
 JSON_BYTES = 16 * 2**20  # more than any JSON file of ours, and little enough to hold parsed
 
 
@@ -51,6 +53,15 @@ def read_bounded(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
     return content
+
+
+def lines_of(path: Path, longest: int = LINE_BYTES) -> Iterator[bytes]:
+    """The lines of an ordinary file. What goes on for longer than `longest` is damage, and the end."""
+    with open_plain(path) as file:
+        while line := file.readline(longest):
+            if len(line) == longest and not line.endswith(b"\n"):
+                return
+            yield line
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -22,12 +22,11 @@ from types import TracebackType
 from typing import Any
 
 from onecard.errors import UserError
-from onecard.files import flush_to_disk, open_plain
+from onecard.files import flush_to_disk, lines_of
 from onecard.run.directory import RunDirectory
 from onecard.run.stored import SCHEMA
 
 _UNWRITTEN_BYTES = 16 * 2**20  # of lines at most, that wait for room on the disk
-_LINE_BYTES = 2**20  # at most: a line of ours has some hundred
 # What says that a disk is full, not that it is gone.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 _TRAINING, _EVALUATION, _BITS = "training", "evaluation", "bits per byte"  # kinds of lines
@@ -155,7 +154,7 @@ def _lines_to_keep(
 ) -> bytearray:
     """One byte a line, 1 to keep it. A step seen again means that the run went back to it."""
     keep, seen = bytearray(), dict[str, list[tuple[int, int]]]()
-    for number, line in enumerate(_lines(path)):
+    for number, line in enumerate(lines_of(path)):
         keep.append(1)
         found = kind_of(line)
         if found is None:
@@ -173,21 +172,15 @@ def _lines_to_keep(
 
 
 def _keep_only(path: Path, keep: bytearray) -> None:
-    if all(keep):
+    if all(keep) and sum(map(len, lines_of(path))) == path.stat().st_size:
         return
     unfinished = path.with_name(path.name + ".part")
     unfinished.unlink(missing_ok=True)
     with unfinished.open("xb") as file:
-        file.writelines(line for line, kept in zip(_lines(path), keep, strict=True) if kept)
+        file.writelines(line for line, keep_it in zip(lines_of(path), keep, strict=True) if keep_it)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with open_plain(path) as file:
-        while line := file.readline(_LINE_BYTES):
-            yield line
 
 
 _METRIC = re.compile(rb'\{"step": (\d{1,15}), .*\}\n')

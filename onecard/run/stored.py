@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onecard.errors import UserError
-from onecard.files import JSON_BYTES, file_sha256, open_plain, parse_json, read_bounded
+from onecard.files import JSON_BYTES, file_sha256, lines_of, parse_json, read_bounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,6 @@ MODEL_NAME, OPTIMIZER_NAME = "model.safetensors", "optimizer.safetensors"
 STATE_NAME, MANIFEST_NAME = "state.json", "manifest.json"
 _QUARANTINED = "damaged-"  # before a checkpoint's name
 _REPLACED, _BUILDING, _REMOVING = ".replaced-", ".building-", ".removing-"
-_LINE_BYTES = 2**20  # of events.jsonl, at most
 
 
 @dataclass(frozen=True)
@@ -296,17 +295,14 @@ def _last_saved(events: Path) -> int | None:
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects in a file of JSON lines; half-written lines, and what is no such file, are passed over."""
-    try:
-        with open_plain(path) as file:
-            while line := file.readline(_LINE_BYTES):
-                try:
-                    content = parse_json(line)
-                except ValueError:
-                    continue
-                if isinstance(content, dict):
-                    yield content
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        for line in lines_of(path):
+            try:
+                content = parse_json(line)
+            except ValueError:
+                continue
+            if isinstance(content, dict):
+                yield content
 
 
 def seal(content: dict[str, Any]) -> str:
