@@ -26,6 +26,7 @@ from onecard.run.stored import list_checkpoints
 from onecard.train import loop as loop_module
 from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
+from onecard.train import saving
 from onecard.train.loop import Training, train
 from onecard.train.start import open_run
 
@@ -350,14 +351,14 @@ def test_a_kill_while_paused_loses_nothing(workplace: Path, monkeypatch: pytest.
 def test_a_checkpoint_that_fails_does_not_end_the_pause(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    plain, calls = loop_module.save_checkpoint, iter(range(100))
+    plain, calls = saving.save_checkpoint, iter(range(100))
 
     def save(*arguments: Any) -> Any:
         if next(calls) == 0:
             raise error
         return plain(*arguments)
 
-    monkeypatch.setattr(loop_module, "save_checkpoint", save)
+    monkeypatch.setattr(saving, "save_checkpoint", save)
 
     def asking() -> None:
         ask_to_pause(OUT)
@@ -418,17 +419,17 @@ def test_somebody_who_still_holds_the_old_state_is_looked_for(
 def test_a_run_that_is_ending_says_so(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be writing its last checkpoint for minutes."""
     plain, said = Training._finish, []
-    saving = loop_module.save_checkpoint
+    plain_save = saving.save_checkpoint
 
     def save(*arguments: Any) -> Any:
         began = time.monotonic()
         with pytest.raises(UserError, match="is ending") as told:
             ask_to_pause(OUT)
         said.append((told.value.exit_code, time.monotonic() - began, names()))
-        return saving(*arguments)
+        return plain_save(*arguments)
 
     def finish(training: Training) -> Any:
-        monkeypatch.setattr(loop_module, "save_checkpoint", save)
+        monkeypatch.setattr(saving, "save_checkpoint", save)
         return plain(training)
 
     monkeypatch.setattr(Training, "_finish", finish)

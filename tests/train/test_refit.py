@@ -29,6 +29,7 @@ from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module
 from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
+from onecard.train import saving
 from onecard.train import start as start_module
 from onecard.train.first_setting import open_fit
 from onecard.train.fit import Fit
@@ -200,7 +201,7 @@ def test_a_checkpoint_that_ran_out_is_written_all_the_same(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(config("--out_dir=quiet"))
-    failed = fail_from(monkeypatch, loop_module, "save_checkpoint", range(0, 10**6, 2))
+    failed = fail_from(monkeypatch, saving, "save_checkpoint", range(0, 10**6, 2))
     train(config())
     assert len(failed) == 4
     assert saved_steps() == saved_steps("quiet")
@@ -216,7 +217,7 @@ def test_a_checkpoint_that_runs_out_again_and_again_is_left_out(
     """As on a full disk: training is not made slower for it, and does not end."""
     train(config("--out_dir=quiet"))
     tries = parking_module._SAVES
-    failed = fail_from(monkeypatch, loop_module, "save_checkpoint", range(tries + 2), error)
+    failed = fail_from(monkeypatch, saving, "save_checkpoint", range(tries + 2), error)
     assert train(config()).values["step"] == 20
     assert len(failed) == tries + 2
     assert saved_steps("quiet") == [5, 10, 15, 20] and saved_steps() == [10, 15, 20]
@@ -228,7 +229,7 @@ def test_a_checkpoint_that_runs_out_again_and_again_is_left_out(
 def test_the_last_checkpoint_is_not_left_out_in_silence(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fail_from(monkeypatch, loop_module, "save_checkpoint", range(10**6), MemoryError())
+    fail_from(monkeypatch, saving, "save_checkpoint", range(10**6), MemoryError())
     with pytest.raises(UserError, match="checkpoint of step 6 could not be written: out of memory") as ended:
         train(config("--max_iters=6", "--eval_interval=100"))
     assert "6 steps after it are lost" in ended.value.why or "nothing had been saved" in ended.value.why
@@ -237,7 +238,7 @@ def test_the_last_checkpoint_is_not_left_out_in_silence(
 
 def test_the_save_after_ctrl_c_may_run_out_too(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted_at(monkeypatch, 7)
-    failed = fail_from(monkeypatch, loop_module, "save_checkpoint", range(2))
+    failed = fail_from(monkeypatch, saving, "save_checkpoint", range(2))
     summary = train(config("--eval_interval=100"))
     assert len(failed) == 2 and summary.interrupted
     assert saved_steps() == [7]
