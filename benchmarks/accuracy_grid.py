@@ -12,15 +12,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from onecard.config import RunConfig
-from onecard.dial import GENERATIONS
+from onecard.arch.dial import GENERATIONS
+from onecard.arch.layout import Setting
+from onecard.arch.shapes import Shape, heads_for
+from onecard.config.knobs import from_values
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.hardware.cards import find_card
-from onecard.knobs import from_values
 from onecard.plan.bill import Bill, bill_of
 from onecard.plan.rates import Rates, rates_of
-from onecard.plan.settings import Setting, setting_of
 from onecard.plan.speed import StepTime, step_time
-from onecard.shapes import Shape, heads_for
 
 FAMILIES = ("gpt2", "nanochat-2025", "nanochat-2026")
 ACCUMULATION = 2  # the least that accumulates

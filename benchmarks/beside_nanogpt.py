@@ -25,7 +25,7 @@ VOCAB = 50304
 
 
 def _shape(options: argparse.Namespace) -> Any:
-    from onecard.shapes import GPT2Shape
+    from onecard.arch.shapes import GPT2Shape
 
     return GPT2Shape(options.n_layer, options.n_head, options.n_embd, VOCAB, options.block, False)
 

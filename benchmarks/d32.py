@@ -71,9 +71,9 @@ def run_part(options: argparse.Namespace, part: str) -> dict[str, Any]:
     """In a process of its own: peaks do not mix."""
     import torch
 
-    from onecard.config import RunConfig
-    from onecard.knobs import load_config
-    from onecard.sample_config import SampleConfig
+    from onecard.config.knobs import load_config
+    from onecard.config.run import RunConfig
+    from onecard.config.sample import SampleConfig
 
     cuda = options.device.startswith("cuda")
     row: dict[str, Any] = {"part": part}

@@ -83,8 +83,8 @@ def _schedule(steps: int) -> tuple[str, ...]:
 
 
 def config_of(options: argparse.Namespace, name: str, steps: int, *more: str) -> Any:
-    from onecard.config import RunConfig
-    from onecard.knobs import load_config
+    from onecard.config.knobs import load_config
+    from onecard.config.run import RunConfig
 
     return load_config(RunConfig, words_of(options, name, steps, *more))
 
@@ -123,8 +123,8 @@ def caps_of(options: argparse.Namespace) -> dict[str, float]:
     """Names and GiB for tensors. Tiny: from what the config needs as it stands down to the least there is."""
     if not options.tiny:
         return {f"{cap:g} GiB": cap for cap in options.caps}
+    from onecard.config.resolve import setting_of
     from onecard.plan.search import settings, smallest
-    from onecard.plan.settings import setting_of
 
     question = question_of(options)
     most = question.answer(setting_of(question.config, question.shape)).bill.need
@@ -340,7 +340,7 @@ def logged_steps(folder: Path) -> list[int]:
 
 
 def refits_in(folder: Path) -> list[Row]:
-    from onecard.plan.settings import Setting
+    from onecard.arch.layout import Setting
 
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()[1:]]
     return [

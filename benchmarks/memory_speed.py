@@ -150,12 +150,12 @@ def onecard_step(case: Case) -> Step:
     """What `onecard train` does in a step, without the loop around it."""
     import torch
 
+    from onecard.arch.shapes import GPT2Shape
     from onecard.data.prefetch import Micro
     from onecard.model.attention import fastest_kernel
     from onecard.model.gpt2 import GPT2
     from onecard.optim.held import Storage
     from onecard.optim.rules import Rates
-    from onecard.shapes import GPT2Shape
     from onecard.train.step import Stepper
 
     torch.set_float32_matmul_precision("high")

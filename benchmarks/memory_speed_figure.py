@@ -10,13 +10,13 @@ from typing import Any
 
 from processes import Row
 
+from onecard.arch.layout import Setting, default_chunk
+from onecard.arch.shapes import GPT2Shape
 from onecard.hardware.cards import match_card
 from onecard.plan.bill import training_bill
 from onecard.plan.lines import GIB
 from onecard.plan.rates import Rates, rates_of
-from onecard.plan.settings import Setting, default_chunk
 from onecard.plan.speed import step_time
-from onecard.shapes import GPT2Shape
 
 AXES = {"micro-batch": "batch", "block": "block", "depth": "n_layer", "width": "n_embd"}
 _STYLES = {"none": ("C0", "o"), "block": ("C1", "s")}

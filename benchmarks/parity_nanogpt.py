@@ -28,15 +28,15 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from onecard.config import RunConfig
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.data.prefetch import Micro
-from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
 from onecard.optim.held import Storage
 from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
-from onecard.shapes import GPT2Shape
 from onecard.train.step import Stepper
 
 VOCAB = 64

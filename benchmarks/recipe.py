@@ -32,8 +32,8 @@ Curve = list[tuple[int, float]]
 
 
 def config_of(options: argparse.Namespace, contender: str) -> Any:
-    from onecard.config import RunConfig
-    from onecard.knobs import load_config
+    from onecard.config.knobs import load_config
+    from onecard.config.run import RunConfig
 
     name = f"{contender}-{options.seed}"
     tokens_per_step = options.batch * options.accumulation * options.block
@@ -71,12 +71,12 @@ def plain_curves(config: Any, options: argparse.Namespace) -> tuple[Curve, Curve
     import torch
     from plain_gpt2 import PlainGPT2, PlainTrainer
 
+    from onecard.arch.shapes import GPT2Shape
     from onecard.data.batches import Sequences, fixed_blocks
     from onecard.data.bins import open_split
     from onecard.data.prefetch import Prefetcher
     from onecard.model.gpt2 import GPT2
     from onecard.optim.schedule import learning_rate
-    from onecard.shapes import GPT2Shape
 
     torch.set_float32_matmul_precision("high")
     folder = Path("data") / config.dataset

@@ -36,8 +36,8 @@ CONTENDERS: dict[str, tuple[list[str], bool]] = {
 
 
 def config_of(options: argparse.Namespace, contender: str) -> Any:
-    from onecard.config import RunConfig
-    from onecard.knobs import load_config
+    from onecard.config.knobs import load_config
+    from onecard.config.run import RunConfig
 
     settings, shortened = CONTENDERS[contender]
     per_step = options.batch * options.accumulation * options.block

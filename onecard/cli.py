@@ -13,10 +13,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from onecard.config import RunConfig
+from onecard.config.knobs import Config, describe_knobs, knobs, load_config
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
 from onecard.errors import EndedAtOnce, UserError, need_package
-from onecard.knobs import Config, describe_knobs, knobs, load_config
-from onecard.sample_config import SampleConfig
 from onecard.terminal import columns, folded, forget_unusable_sizes, hanging
 
 INTERRUPTED = 130

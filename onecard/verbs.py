@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter, Token
 
 from onecard import __version__
-from onecard.config_file import parse_argument_text, shortened
+from onecard.config.files import parse_argument_text, shortened
 from onecard.errors import UserError, need_package
 from onecard.language import _
 from onecard.terminal import forget_unusable_sizes

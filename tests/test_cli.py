@@ -15,10 +15,10 @@ import pytest
 
 import onecard
 from onecard import cli
-from onecard.config import RunConfig
+from onecard.config.knobs import Config, knobs
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
-from onecard.knobs import Config, knobs
-from onecard.sample_config import SampleConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -19,9 +19,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top of the house to the bottom: a room may import its own modules and rooms above it.
 ROOMS = (
-    "errors", "language", "terminal", "files", "config_file", "knobs", "shapes", "dial", "config",
-    "sample_config", "vocabulary", "hardware", "plan", "data", "model", "optim", "convert", "run", "generate",
-    "train", "report", "doctor", "ui", "verbs", "cli",
+    "errors", "language", "terminal", "files", "arch", "config", "hardware", "plan", "data", "model", "optim",
+    "convert", "run", "generate", "train", "report", "doctor", "ui", "verbs", "cli",
 )  # fmt: skip
 FREE = ("__init__", "__main__")
 
@@ -29,10 +28,7 @@ MAX_LINES = 400
 MAX_LOOP_LINES = 300
 
 LIGHT_ROOMS = (
-    "errors", "language", "terminal", "config_file", "knobs", "shapes", "dial", "config", "sample_config",
-    "vocabulary", "hardware",
-    "plan", "report",
-    "verbs", "cli",
+    "errors", "language", "terminal", "arch", "config", "hardware", "plan", "report", "verbs", "cli",
 )  # fmt: skip
 HEAVY = (
     "torch", "numpy", "pyarrow", "safetensors", "tiktoken", "fastokens", "rustbpe", "huggingface_hub",

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 from onecard import language
+from onecard.arch.layout import Setting
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.cli import main
 from onecard.language import _, english, ngettext, wanted_language
-from onecard.plan import nanogpt_step
+from onecard.plan.others import nanogpt_step
 from onecard.plan.bill import host_lines, training_bill
-from onecard.plan.nanogpt import nanogpt_bill
+from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.search import Question, by_kind, settings, stages
-from onecard.plan.settings import Setting
 from onecard.plan.show import grouped, names_to_translate, way_name
-from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ("ONECARD_LANG", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
@@ -218,7 +218,7 @@ def _translates_literal(node: ast.AST) -> bool:
 def test_every_name_a_bill_may_write_can_be_translated() -> None:
     """By what the sources say: first arguments of lines and moments, and the names of offloaded lines."""
     written = set()
-    for module in ("standing", "activations", "bill", "nanogpt"):
+    for module in ("standing", "activations", "bill", "others/nanogpt"):
         tree = ast.parse((ROOT / "onecard" / "plan" / f"{module}.py").read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if (
@@ -272,7 +272,7 @@ def test_every_line_of_nanogpts_bill_can_be_translated() -> None:
 
 
 def test_every_way_and_stage_is_named_in_the_readers_language(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onecard.config import RunConfig
+    from onecard.config.run import RunConfig
     from onecard.hardware.cards import find_card
     from onecard.plan.rates import rates_of
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from onecard.config import RunConfig
-from onecard.knobs import load_config
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
 from onecard.plan.options import split_words
-from onecard.sample_config import SampleConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

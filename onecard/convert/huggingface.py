@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onecard.arch.shapes import PRETRAINED, GPT2Shape, NanochatShape, Shape
 from onecard.convert.huggingface_gpt2 import read_gpt2, stored_gpt2
 from onecard.convert.huggingface_nanochat import read_nanochat, stored_nanochat
 from onecard.convert.reading import (
@@ -27,7 +28,6 @@ from onecard.convert.reading import (
 )
 from onecard.errors import UserError, first_line, missing_package
 from onecard.files import flush_to_disk
-from onecard.shapes import PRETRAINED, GPT2Shape, NanochatShape, Shape
 
 _Reader = Callable[[dict[str, Any], dict[str, Tensor], Path], tuple[Shape, dict[str, Tensor]]]
 _READERS: dict[str, _Reader] = {"gpt2": read_gpt2, "nanochat": read_nanochat}  # by model_type

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.convert.reading import (
     EMBEDDING,
     HEAD,
@@ -23,7 +24,6 @@ from onecard.convert.reading import (
     sizes_in,
 )
 from onecard.errors import UserError
-from onecard.shapes import GPT2Shape
 
 _CONV1D = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 _GELU_TANH = {"gelu_new": True, "gelu_pytorch_tanh": True, "gelu": False}

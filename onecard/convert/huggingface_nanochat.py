@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from onecard.arch.shapes import NanochatShape
 from onecard.convert.layout import layout_of, packed, shapes_there, taken_apart
 from onecard.convert.reading import EMBEDDING, HEAD, checked_tensors, parameter_shapes, sizes_in
 from onecard.errors import UserError
 from onecard.model.layers import RMS_EPSILON
-from onecard.shapes import NanochatShape
 
 _SIZES = {
     "n_layer": "num_hidden_layers",

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from onecard.arch.shapes import Nanochat2026Shape, NanochatShape
 from onecard.convert.layout import layout_of, packed, shapes_there
 from onecard.convert.reading import (
     EMBEDDING,
@@ -26,7 +27,6 @@ from onecard.convert.reading import (
     sizes_in,
 )
 from onecard.errors import UserError
-from onecard.shapes import Nanochat2026Shape, NanochatShape
 
 _MODEL_FILE = re.compile(r"model_(\d+)\.pt")
 _SIZES = {

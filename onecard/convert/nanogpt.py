@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.convert.reading import (
     EMBEDDING,
     HEAD,
@@ -31,7 +32,6 @@ from onecard.convert.reading import (
     sizes_in,
 )
 from onecard.errors import UserError
-from onecard.shapes import GPT2Shape
 
 # nanoGPT starts from this "best loss" before it has evaluated anything.
 _NO_LOSS_YET = 1e9

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onecard.arch.shapes import Shape
 from onecard.errors import UserError, first_line
 from onecard.files import flush_to_disk
 from onecard.model.family import model_class
-from onecard.shapes import Shape
 
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
 

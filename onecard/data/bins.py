@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from onecard.config.vocabulary import OWN_TOKENS, Wanted
 from onecard.data.hub.catalogue import NAMES
 from onecard.errors import UserError
-from onecard.vocabulary import OWN_TOKENS, Wanted
 
 META_SCHEMA = 1
 # Beside the bins while prepare is at work on them, or was when it was killed.

@@ -17,12 +17,12 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
+from onecard.config.sample import SampleConfig
 from onecard.data.tokenizer import Tokenizer
 from onecard.errors import UserError
 from onecard.generate.decode import Sampling, generate
 from onecard.model.decoder import Decoder
 from onecard.run.load import LoadedModel, load_for_sampling
-from onecard.sample_config import SampleConfig
 from onecard.terminal import folded
 
 SEPARATOR = "---------------"

@@ -9,8 +9,10 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from onecard import dial
-from onecard.config import RunConfig
+from onecard.arch import dial
+from onecard.config.knobs import knobs, load_config
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
 from onecard.hardware.bench import Bench, computing_on, describe, measure
 from onecard.hardware.bench_sizes import CARD_SIZES
@@ -18,8 +20,6 @@ from onecard.hardware.cards import Card, match_card
 from onecard.hardware.machine import resolve_device
 from onecard.hardware.measured import Measured, save_measured
 from onecard.hardware.power import PowerSweep, parse_limits, sweep
-from onecard.knobs import knobs, load_config
-from onecard.sample_config import SampleConfig
 
 if TYPE_CHECKING:
     from rich.console import Console

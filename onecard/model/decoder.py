@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from onecard.arch.layout import default_chunk
 from onecard.model.attention import usual_kernel
 from onecard.model.compiling import limit_recompiling
 from onecard.model.dropout import DropoutKeys, keys_for_layers
@@ -26,7 +27,6 @@ from onecard.model.layers import LayerCache
 from onecard.model.loss import LossOptions, chunk_loss_, linear_cross_entropy
 from onecard.model.loss_kernel import with_kernel
 from onecard.model.recompute import Layer, run_layer
-from onecard.plan.settings import default_chunk
 
 # Without cuDNN's: it builds a plan for every new length, and in decoding every length is new.
 _DECODING_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

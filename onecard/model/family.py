@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from onecard.arch.shapes import SHAPES, GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.errors import UserError
 from onecard.model.decoder import Decoder
 from onecard.model.gpt2 import GPT2
 from onecard.model.nanochat import Nanochat
 from onecard.model.nanochat_2026 import Nanochat2026
-from onecard.shapes import SHAPES, GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 
 _MODELS: dict[type, type[Decoder]] = {
     GPT2Shape: GPT2,

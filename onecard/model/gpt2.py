@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.model.accumulate import add_to
 from onecard.model.decoder import Decoder, NormRun, Parts, seed_of
 from onecard.model.dropout import DropoutKeys
@@ -29,7 +30,6 @@ from onecard.model.gpt2_block import (
 from onecard.model.layers import LayerCache
 from onecard.model.loss import chunk_loss_
 from onecard.model.loss_kernel import with_kernel
-from onecard.shapes import GPT2Shape
 
 _EMBEDDING = 0  # its dropout site; the layers' are in gpt2_block.py
 

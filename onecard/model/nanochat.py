@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onecard.arch.shapes import NanochatShape
 from onecard.model.decoder import Decoder, NormRun, Parts, seed_of
 from onecard.model.dropout import DropoutKeys
 from onecard.model.layers import LayerCache, rms_norm, rms_norm_backward
@@ -33,7 +34,6 @@ from onecard.model.nanochat_block import (
     norm_forward,
     rotary_angles,
 )
-from onecard.shapes import NanochatShape
 
 _ROTARY_BASE = 10_000.0
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onecard.arch.shapes import Nanochat2026Shape
 from onecard.model.attention import windowed_kernel
 from onecard.model.decoder import Decoder, NormRun, Parts, seed_of
 from onecard.model.dropout import DropoutKeys
@@ -43,7 +44,6 @@ from onecard.model.nanochat_2026_block import (
 )
 from onecard.model.nanochat_block import Angles, rotary_angles
 from onecard.model.nanochat_block import BlockTensors as Matrices
-from onecard.shapes import Nanochat2026Shape
 
 _ROTARY_BASE = 100_000.0
 # A layer's two numbers begin at whole 16 bytes, which compiled code wants or else copies them.

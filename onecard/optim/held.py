@@ -19,14 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from onecard.arch.layout import BLOCK, EAGER_PIECE, muon_batch
 from onecard.optim.lowbit import Int8State
 from onecard.optim.muon import Matrix
 from onecard.optim.offload import LayerTotals, Shuttle, Traveller, host_empty
 from onecard.optim.regions import Region, Slot
 from onecard.optim.rules import MuonRule
 from onecard.optim.saved import State
-from onecard.plan.host import EAGER_PIECE
-from onecard.plan.standing import BLOCK, muon_batch
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from onecard.arch.layout import BLOCK
 from onecard.model.rounding import noise_bits, round_to_bf16
-from onecard.plan.standing import BLOCK
 
 _FIRST_TOP = 127
 _SECOND_TOP = 255

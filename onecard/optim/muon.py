@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Size, Tensor
 
+from onecard.arch.layout import BLOCK
+from onecard.arch.parameters import matrix_of
 from onecard.model.rounding import noise_bits, round_to_bf16
 from onecard.optim.lowbit import Int8State, decoded_blocks, encode_first
-from onecard.plan.standing import BLOCK
-from onecard.plan.tensors import matrix_of
 
 Momentum = Tensor | Int8State
 

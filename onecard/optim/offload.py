@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onecard.arch.layout import PLACES
 from onecard.errors import UserError, first_line
 from onecard.hardware.cpu import available_memory
 from onecard.optim.regions import Region, Slot
-from onecard.plan.standing import PLACES
 
 # Smaller buffers may share pages with others, which cannot be registered twice; from 32 MiB on, the C
 # library gives every allocation pages of its own.

@@ -8,6 +8,16 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as fused_adamw
 
+from onecard.arch.layout import (
+    BLOCK,
+    EAGER_PIECE,
+    REHEARSED,
+    SMALL,
+    Temporaries,
+    adamw_temporaries,
+    muon_temporaries,
+    per_element,
+)
 from onecard.model.rounding import noise_key
 from onecard.optim.held import Batch, Held, Storage
 from onecard.optim.lowbit import Hyper, Int8State, adamw_chunk_
@@ -16,9 +26,6 @@ from onecard.optim.offload import LayerTotals, check_host_memory
 from onecard.optim.regions import split_regions
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rules
 from onecard.optim.saved import State, export_moment, import_moment
-from onecard.plan.host import EAGER_PIECE
-from onecard.plan.standing import BLOCK, per_element
-from onecard.plan.update import REHEARSED, SMALL, Temporaries, adamw_temporaries, muon_temporaries
 
 # In few bits, elements at a time: beyond 2**31 the compiler would make another kernel.
 _COMPILED_PIECE = 2**30

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Size
 
-from onecard.config import RunConfig
-from onecard.dial import batch_lr_scale, decay_scale, width_lr_scale
+from onecard.arch.dial import batch_lr_scale, decay_scale, width_lr_scale
+from onecard.arch.shapes import Shape
+from onecard.config.run import RunConfig
 from onecard.optim.rules import AdamWRule, MuonRule, Rule, Rules, adamw_for_all
-from onecard.shapes import Shape
 
 _EPSILON = 1e-10  # nanochat's
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from torch import Size, Tensor
 
+from onecard.arch.layout import ALIGN, PIECE
 from onecard.optim.rules import MuonRule, Rule, Rules
-from onecard.plan.standing import PIECE
-from onecard.plan.tensors import ALIGN
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn.functional import pad
 
+from onecard.arch.layout import BLOCK
 from onecard.errors import UserError
 from onecard.optim.lowbit import Int8State, decode, encode_first, encode_second
 from onecard.optim.regions import Slot
-from onecard.plan.standing import BLOCK
 
 State = Tensor | Int8State
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -12,8 +12,8 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from onecard.config import RunConfig
-from onecard.dial import batch_lr_scale
+from onecard.arch.dial import batch_lr_scale
+from onecard.config.run import RunConfig
 from onecard.optim.rules import Rates
 
 # What a schedule is made of, and so what is remembered of the one before an extension.

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onecard.arch.layout import SIZES, Setting
+from onecard.arch.shapes import Nanochat2026Shape, Shape
 from onecard.plan.lines import Line
-from onecard.plan.settings import Setting
-from onecard.plan.standing import SIZES
-from onecard.shapes import Nanochat2026Shape, Shape
 
 # Buffers at the peak of a layer's backward pass besides what is kept and the incoming gradient, in values of
 # width n_embd and the compute dtype: compiled, by recompute. What is computed again is among them. Measured

@@ -11,8 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onecard import dial
-from onecard.config import RunConfig
+from onecard.arch import dial
+from onecard.arch.shapes import PRETRAINED, Nanochat2026Shape, Shape
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
+from onecard.config.vocabulary import OWN_TOKENS, data_dir, embedding_rows
 from onecard.errors import UserError
 from onecard.language import _
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE, checkpoint_bytes
@@ -40,9 +43,6 @@ from onecard.plan.search import (
     settings,
     stages,
 )
-from onecard.plan.settings import setting_of
-from onecard.shapes import PRETRAINED, Nanochat2026Shape, Shape
-from onecard.vocabulary import OWN_TOKENS, data_dir, embedding_rows
 
 GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
 _LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onecard.config import RunConfig
+from onecard.arch.layout import SIZES, Setting
+from onecard.arch.shapes import Nanochat2026Shape, Shape
+from onecard.config.run import RunConfig
 from onecard.plan.activations import (
     TRYING_OUT,
     Moment,
@@ -20,10 +22,8 @@ from onecard.plan.activations import (
     training_moments,
 )
 from onecard.plan.lines import GIB, Line, total
-from onecard.plan.settings import Setting
-from onecard.plan.standing import SIZES, Standing, standing
+from onecard.plan.standing import Standing, standing
 from onecard.plan.update import update_moments
-from onecard.shapes import Nanochat2026Shape, Shape
 
 MIB = 2**20
 # cuBLAS takes a workspace in each of the two threads that multiply (torch's own choice of sizes).

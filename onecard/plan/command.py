@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TextIO
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
+from onecard.config.vocabulary import other_vocabulary
 from onecard.errors import UserError
 from onecard.language import _, english, number
 from onecard.plan.amounts import count, duration
@@ -24,7 +25,6 @@ from onecard.plan.search import kind
 from onecard.plan.tables import Row, print_rows
 from onecard.plan.verdict import little_to_spare
 from onecard.terminal import columns
-from onecard.vocabulary import other_vocabulary
 
 _WEEK = 7 * 86400.0
 # GiB of memory of a PC that nobody has described: without a limit, the largest model would be one that only
@@ -55,7 +55,7 @@ def _plan(options: Options, config: RunConfig) -> int:
     now = datetime.now()
     check_horizon(config)
     if options.as_ == "nanogpt":
-        from onecard.plan.as_nanogpt import as_nanogpt
+        from onecard.plan.others.as_nanogpt import as_nanogpt
 
         return as_nanogpt(config, target, options, now)
     found = answer(config, target, options, now)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
 from onecard.hardware.cards import Card, read_words
 from onecard.plan.speed import StepTime
 

@@ -15,13 +15,9 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from onecard.plan.settings import Setting
-from onecard.plan.standing import PIECE, muon_batch
-from onecard.plan.tensors import Parameter, groups_of
-from onecard.shapes import Nanochat2026Shape, Shape
-
-# Eager arithmetic makes copies of what it works on: this many elements at a time.
-EAGER_PIECE = 2**20
+from onecard.arch.layout import EAGER_PIECE, PIECE, Setting, muon_batch
+from onecard.arch.parameters import Parameter, groups_of
+from onecard.arch.shapes import Nanochat2026Shape, Shape
 
 # Operations of a layer's two passes without the compiler, and of all else in a micro-batch.
 _LAYER = {

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from onecard.config import RunConfig
-from onecard.config_file import COMMAND_LINE
+from onecard.arch.layout import default_chunk
+from onecard.arch.shapes import PRETRAINED
+from onecard.config.files import COMMAND_LINE
+from onecard.config.run import RunConfig
 from onecard.plan.answer import Answer, checkpoint_of, comparable, for_vocabulary, kinds_of_layers
 from onecard.plan.cost import evaluation_seconds, evaluations_of, steps_within
 from onecard.plan.lines import GIB
 from onecard.plan.scaling import LossRange, best_for_tokens, counted_parameters
 from onecard.plan.search import Choice, Question, fastest, settings
-from onecard.plan.settings import default_chunk
-from onecard.shapes import PRETRAINED
 
 _MOST_LAYERS = 64
 _LONGEST_BLOCK = 131_072

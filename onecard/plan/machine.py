@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 
-from onecard.config import RunConfig
-from onecard.config_file import shortened
+from onecard.config.files import shortened
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import Card, UnknownCardError, find_card, read_words
 from onecard.hardware.cpu import available_memory

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
-from onecard.config import RunConfig
+from onecard.config.knobs import knobs
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
-from onecard.knobs import knobs
 from onecard.language import _
 from onecard.plan.cost import CURRENCY, PRICE, usual_idle_watts
 

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from onecard.arch.shapes import Shape
 from onecard.errors import UserError
 from onecard.language import _
 from onecard.plan.amounts import count
-from onecard.shapes import Shape
 
 FAMILIES = ("gpt2", "nanochat")
 

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from onecard.config import RunConfig
+from onecard.arch.layout import OFFLOAD, RECOMPUTE, Setting, default_chunk
+from onecard.arch.shapes import Shape
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.language import _
 from onecard.plan.bill import Bill, bill_of, graph_bytes, host_lines
 from onecard.plan.lines import total
 from onecard.plan.rates import ANY_CARD, Rates
-from onecard.plan.settings import OFFLOAD, RECOMPUTE, Setting, default_chunk, setting_of
 from onecard.plan.speed import StepTime, step_time
 from onecard.plan.update import update_bytes
-from onecard.shapes import Shape
 
 LOW_BIT = ("bf16", "int8")
 # Of another's speed: as fast, for all that can be told. Beside each other, settings of one model are

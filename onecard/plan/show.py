@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from onecard.arch.shapes import Shape
+from onecard.config.vocabulary import data_dir
 from onecard.language import _, number
 from onecard.plan.amounts import count, duration, energy, file_size, kwh_cell, price_text, speed
 from onecard.plan.answer import Answer
@@ -17,8 +19,6 @@ from onecard.plan.scaling import NATS, repetition_note, token_worth
 from onecard.plan.search import Choice
 from onecard.plan.tables import Row, print_parts, print_rows, terms_together
 from onecard.plan.verdict import shortage, verdict
-from onecard.shapes import Shape
-from onecard.vocabulary import data_dir
 
 if TYPE_CHECKING:
     from rich.console import Console

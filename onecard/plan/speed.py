@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onecard.arch.layout import SIZES, Setting, per_element
+from onecard.arch.parameters import Parameter, groups_of, parameters_of
+from onecard.arch.shapes import Nanochat2026Shape, Shape
 from onecard.plan.host import handing_out, is_recorded, micro_batch_operations, update_by_group
 from onecard.plan.rates import Rates
-from onecard.plan.settings import Setting
-from onecard.plan.standing import SIZES, per_element
-from onecard.plan.tensors import Parameter, groups_of, parameters_of
-from onecard.shapes import Nanochat2026Shape, Shape
 
 # Bytes that a layer's forward and backward pass move per token and channel, matmuls left out, in bf16.
 _REST = {"gpt2": 132.0, "nanochat-2025": 155.0, "nanochat-2026": 250.0}

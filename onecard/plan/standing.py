@@ -10,91 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
+from onecard.arch.layout import ALIGN, PIECE, PLACES, Setting, muon_batch, muon_bytes, per_element
+from onecard.arch.parameters import Parameter, groups_of, parameters_of
+from onecard.arch.shapes import Shape
 from onecard.plan.lines import Line
-from onecard.plan.settings import Setting
-from onecard.plan.tensors import ALIGN, Parameter, groups_of, parameters_of
-from onecard.shapes import Shape
-
-# Numbers of a quantised state that share a scale.
-BLOCK = 256
-# As many elements at a time as the bus needs for its full speed, few enough that some are little memory.
-PIECE = 2**21
-# Pieces on the card at a time: one is worked on, the next arrives, the one before leaves.
-PLACES = 3
-
-# Muon's matrices are taken together up to so many elements, products with themselves included: enough that
-# a fast card has something to do, few enough that their room is 64 to 82 MiB in bf16 (the longest matrices
-# and the largest products, which may be of others, twice each).
-MUON_TOGETHER = 2**24
-
-SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-
-
-@dataclass(frozen=True)
-class PerElement:
-    """Bytes per element of one group of parameters."""
-
-    total: float
-    master: float
-    working: float  # 0: the master itself is computed with
-    states: float
-    on_host: bool
-    totals_on_host: bool
-
-    @property
-    def at_home(self) -> float:
-        """Masters and states, and totals that live with them."""
-        return self.master + self.states + (self.total if self.totals_on_host else 0)
-
-
-class Kept(Protocol):
-    """How masters and states are kept: a Setting, or optim/held.py's Storage."""
-
-    @property
-    def master_weights(self) -> str: ...
-    @property
-    def optim_states(self) -> str: ...
-    @property
-    def offload(self) -> str: ...
-
-
-def per_element(kind: str, kept: Kept, dtype: str, *, by_muon: bool) -> PerElement:
-    compute = SIZES[dtype]
-    full = max(compute, 4)
-    vectors = kind == "vectors"
-    bf16 = kept.master_weights == "bf16" and not vectors
-    on_host = kept.offload != "none" and not vectors
-    totals_on_host = kept.offload == "gradients" and kind == "layers"
-    master = 2 if bf16 else full
-    working = full if vectors else compute
-    states = "fp32" if vectors else kept.optim_states
-    int8 = 1 + 4 / BLOCK
-    if by_muon and kind == "layers":
-        state_bytes = {"fp32": full, "bf16": 2, "int8": int8}[states]
-    else:
-        state_bytes = 2 * (int8 if states == "int8" else full)
-    # The master is computed with where both have the same dtype and live on the card.
-    same = not on_host and ("bfloat16" if bf16 else "wide") == (dtype if working < 4 else "wide")
-    small_total = bf16 and kind == "layers" and not totals_on_host
-    return PerElement(
-        2 if small_total else full, master, 0 if same else working, state_bytes, on_host, totals_on_host
-    )
-
-
-def muon_bytes(dtype: str) -> int:
-    """Of a number in Muon's iteration: in bf16 for bf16, else in full precision (fp16 would overflow)."""
-    return 2 if dtype == "bfloat16" else max(4, SIZES[dtype])
-
-
-def muon_batch(parts: int, rows: int, columns: int, count: int, kept: Kept) -> int:
-    """How many of `count` equal matrices Muon takes together. Visitors from the host come one by one."""
-    elements = parts * rows * columns
-    if kept.offload != "none" or (parts > 1 and elements % ALIGN):
-        return 1
-    most = max(1, MUON_TOGETHER // (elements + parts * min(rows, columns) ** 2))
-    return -(-count // -(-count // most))  # as even as they go
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from onecard.arch.shapes import PRETRAINED
+from onecard.config.vocabulary import OWN_TOKENS
 from onecard.language import _
 from onecard.plan.answer import Answer, data_is_there, own_vocabulary, prepared_vocabulary
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.search import Choice, Question
-from onecard.shapes import PRETRAINED
-from onecard.vocabulary import OWN_TOKENS
 
 # What a desktop with a browser takes of the card it is drawn by, in GiB.
 DESKTOP = 1.0

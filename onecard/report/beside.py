@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onecard.config import RunConfig
+from onecard.arch.shapes import SHAPES
+from onecard.config.knobs import from_values, knobs
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
-from onecard.knobs import from_values, knobs
 from onecard.language import _
 from onecard.report.logs import ONECARD, Log
 from onecard.run.directory import RunDirectory, read_json
-from onecard.shapes import SHAPES
 
 # Of a start's first line nothing follows; the second one shows the pace, if only just.
 _LINES_THAT_TELL = 2

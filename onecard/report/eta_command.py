@@ -11,11 +11,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from onecard.config import RunConfig
+from onecard.config.knobs import knobs, load_config
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
-from onecard.knobs import knobs, load_config
 from onecard.language import _, english, ngettext, number
 from onecard.report.beside import beside
 from onecard.report.eta import Eta, Range, estimate
@@ -26,7 +27,6 @@ from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, O
 from onecard.report.mfu import percent
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import is_paused
-from onecard.sample_config import SampleConfig
 from onecard.terminal import columns, hanging
 from onecard.train.pace import duration
 

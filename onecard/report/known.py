@@ -9,13 +9,13 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from onecard.config import RunConfig
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.language import _
 from onecard.report.logs import NANOCHAT, NANOCHAT_2025, NANOGPT, Log
 from onecard.report.steps import Steps
-from onecard.shapes import GPT2Shape
 
 
 @dataclass(frozen=True)

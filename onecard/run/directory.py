@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from onecard.config import RunConfig
-from onecard.config_file import CHECKPOINT, COMMAND_LINE, Assignment, Value
+from onecard.config.files import CHECKPOINT, COMMAND_LINE, Assignment, Value
+from onecard.config.knobs import from_values, knobs, load_config
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock, load_json, write_json
-from onecard.knobs import from_values, knobs, load_config
 from onecard.run.foreign import is_run, refuse_foreign_folder
 from onecard.run.stored import (
     CHECKPOINT_NAME,

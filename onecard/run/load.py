@@ -9,6 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from onecard.arch.shapes import PRETRAINED, GPT2Shape, Shape
+from onecard.config.sample import SampleConfig
+from onecard.config.vocabulary import data_dir
 from onecard.convert.huggingface import pretrained_folder, read_huggingface_folder
 from onecard.convert.nanochat import is_nanochat_file, nanochat_steps, read_nanochat_checkpoint
 from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint
@@ -27,9 +30,6 @@ from onecard.run.stored import (
     newest_intact,
     passed_over,
 )
-from onecard.sample_config import SampleConfig
-from onecard.shapes import PRETRAINED, GPT2Shape, Shape
-from onecard.vocabulary import data_dir
 
 # GPT-2's tokens, plain and padded to a multiple of 64.
 _GPT2_VOCABULARIES = (50257, 50304)

@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from onecard.config import RunConfig
+from onecard.arch.layout import Setting
+from onecard.arch.shapes import GPT2Shape, Shape
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cpu import available_memory
 from onecard.hardware.machine import card_behind, local_cpu
@@ -22,9 +25,7 @@ from onecard.plan.bill import is_refined
 from onecard.plan.lines import GIB, total
 from onecard.plan.rates import ANY_CARD, rates_of
 from onecard.plan.search import Question, chosen
-from onecard.plan.settings import Setting, setting_of
 from onecard.plan.standing import standing
-from onecard.shapes import GPT2Shape, Shape
 from onecard.train.first_setting import open_fit, process_bytes, told_at_start
 from onecard.train.fit import Fit
 from onecard.train.memory import allocator_bytes, cap_memory, forget, ran_out, reserve_of

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onecard.config import RunConfig
+from onecard.config.knobs import from_values
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
-from onecard.knobs import from_values
 from onecard.optim.schedule import (
     SCHEDULE,
     before_extension,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
 from onecard.errors import UserError, first_line
 from onecard.model.compiling import too_many_shapes
 from onecard.train.memory import is_out_of_memory, out_of_memory

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from onecard.config import RunConfig
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.search import Choice, Question, by_kind, chosen, pinned, smallest
-from onecard.plan.settings import setting_of
 from onecard.train.fit import Fit
 
 

@@ -1,7 +1,7 @@
 """A trainer that does not run out: the planner's fastest setting for the memory there is now, and the next
 one when memory turns out to be less.
 
-What may change is plan/settings.py's Setting: micro-batch, loss chunk, recompute, offload. All exact settings
+What may change is arch/setting.py's Setting: micro-batch, loss chunk, recompute, offload. All exact settings
 compute the same step, so one that ran out is simply done again by another; tokens per step, data and learning
 rates do not notice. This module decides; refit.py and parking.py carry it out; the loop tries
 again. What a run begins with is first_setting.py's.
@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from onecard.arch.layout import Setting
+from onecard.config.resolve import setting_of
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import (
     Choice,
@@ -23,7 +25,6 @@ from onecard.plan.search import (
     settings,
     smallest,
 )
-from onecard.plan.settings import Setting, setting_of
 
 # Compiled code exists once for every micro-batch: no more sizes than this in a run.
 MOST_MICRO_BATCHES = 5

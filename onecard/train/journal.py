@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from onecard import __version__
+from onecard.arch.layout import Setting
 from onecard.errors import UserError
 from onecard.generate.sample import sample_text
 from onecard.hardware.machine import peak_flops
 from onecard.optim.schedule import shown_rate
 from onecard.plan.lines import GIB
-from onecard.plan.settings import Setting
 from onecard.run.metrics import Recorder, bits_per_byte_line, evaluation_line, iteration_line
 from onecard.train.evaluate import Evaluation
 from onecard.train.memory import free_memory_gib, peak_memory_gib

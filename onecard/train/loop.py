@@ -11,7 +11,7 @@ import math
 import time
 from contextlib import ExitStack
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
 from onecard.data.prefetch import Prefetcher
 from onecard.errors import first_line
 from onecard.hardware.machine import resolve_device

@@ -10,7 +10,7 @@ import traceback
 
 import torch
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
 from onecard.errors import UserError, first_line
 from onecard.hardware.machine import local_gpus
 from onecard.plan.bill import CONTEXT

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import torch
 
+from onecard.arch.layout import Setting
 from onecard.errors import UserError, first_line
 from onecard.hardware.cpu import available_memory
 from onecard.optim.held import Storage
 from onecard.plan.lines import GIB
-from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
 from onecard.run.pause import PauseRequest
 from onecard.train.engine import graphs_of, new_stepper, storage_of

@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
+from onecard.config.vocabulary import data_dir
 from onecard.convert.nanogpt import NanoGPTCheckpoint
 from onecard.data.batches import DataState, Sequences
 from onecard.data.bins import TokenFile
@@ -15,7 +16,6 @@ from onecard.data.identity import Mark
 from onecard.errors import UserError
 from onecard.run.stored import Checkpoint
 from onecard.train.evaluate import Evaluation
-from onecard.vocabulary import data_dir
 
 # How far a loss has to be above its best for it to be called risen: in nats, and as a part of it. Spikes and
 # re-warmed rates stay below that for long; a run that has broken down is at 2 to 50 times its best.

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from onecard.arch.layout import Setting
 from onecard.errors import first_line
 from onecard.plan.lines import GIB
 from onecard.plan.search import Choice
-from onecard.plan.settings import Setting
 from onecard.plan.update import UPDATE
 from onecard.run.pause import PauseRequest
 from onecard.train.failures import DivergedError

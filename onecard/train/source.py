@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.run.directory import RunDirectory, differences
 from onecard.run.foreign import refuse_foreign_folder

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 
-from onecard.config import RunConfig
-from onecard.config_file import CHECKPOINT
+from onecard.arch.shapes import GPT2Shape, Shape
+from onecard.config.files import CHECKPOINT
+from onecard.config.run import RunConfig
+from onecard.config.vocabulary import data_dir, embedding_rows, other_vocabulary, wanted_data
 from onecard.data.batches import FixedBlocks, Sequences, fixed_blocks
 from onecard.data.bins import TokenFile, open_split, read_meta
 from onecard.data.identity import Identity
@@ -26,7 +28,6 @@ from onecard.plan.scaling import repetition_note
 from onecard.run.checkpoint import TrainingState
 from onecard.run.directory import RunDirectory
 from onecard.run.stored import Checkpoint, list_checkpoints
-from onecard.shapes import GPT2Shape, Shape
 from onecard.train.engine import build_stepper, choose_kernel, make_room
 from onecard.train.extension import extended
 from onecard.train.fit import Fit
@@ -35,7 +36,6 @@ from onecard.train.position import Position, first_position, position_of_checkpo
 from onecard.train.source import OF_THE_SHAPE, Source, find_source, refuse_folders
 from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
-from onecard.vocabulary import data_dir, embedding_rows, other_vocabulary, wanted_data
 
 GPT2_PADDED_VOCAB = 50304
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onecard.arch.layout import Setting
 from onecard.data.prefetch import Micro, StepMicros
 from onecard.model.decoder import Decoder
 from onecard.model.dropout import DropoutKeys
@@ -18,7 +19,6 @@ from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.rules import Rates, Rules, adamw_for_all
 from onecard.plan.bill import micro_batch_bytes, recorded_bytes
-from onecard.plan.settings import Setting
 from onecard.run.checkpoint import TrainingState
 from onecard.train.memory import is_capped, is_out_of_memory, measure_afresh, peak_memory_gib
 from onecard.train.replay import (

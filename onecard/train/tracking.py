@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
 from onecard.errors import install_command
 
 

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.convert import huggingface
 from onecard.convert.huggingface import pretrained_folder, read_huggingface_folder, write_huggingface_folder
 from onecard.errors import UserError
 from onecard.model.gpt2 import GPT2
-from onecard.shapes import GPT2Shape
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from onecard.arch.shapes import NanochatShape
 from onecard.convert.huggingface import read_huggingface_folder, write_huggingface_folder
 from onecard.errors import UserError
 from onecard.model.layers import RMS_EPSILON
 from onecard.model.nanochat import Nanochat
-from onecard.shapes import NanochatShape
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onecard.arch.shapes import Nanochat2026Shape, NanochatShape
 from onecard.convert.nanochat import nanochat_steps, read_nanochat_checkpoint
 from onecard.errors import UserError
 from onecard.model.nanochat import Nanochat
 from onecard.model.nanochat_2026 import Nanochat2026
 from onecard.run.load import load_weights
-from onecard.shapes import Nanochat2026Shape, NanochatShape
 
 SHAPE = NanochatShape(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=12)
 CONFIG = {"sequence_len": 12, "vocab_size": 64, "n_layer": 2, "n_head": 2, "n_kv_head": 2, "n_embd": 16}

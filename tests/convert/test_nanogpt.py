@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint, write_nanogpt_checkpoint
 from onecard.errors import UserError
 from onecard.model.gpt2 import GPT2
-from onecard.shapes import GPT2Shape
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "nanogpt"
 EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text())

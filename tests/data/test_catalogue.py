@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from onecard.config.vocabulary import OWN_TOKENS
 from onecard.data import tokenizer
 from onecard.data.hub import catalogue
 from onecard.data.hub.catalogue import NAMES, lookup
 from onecard.data.prepare.sources import STDLIB
 from onecard.errors import UserError
-from onecard.vocabulary import OWN_TOKENS
 
 
 def test_the_names() -> None:

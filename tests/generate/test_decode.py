@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.errors import UserError
 from onecard.generate.decode import Sampling, draw, generate, stream_seed, token_weights
 from onecard.model.gpt2 import GPT2
-from onecard.shapes import GPT2Shape
 
 GREEDY = Sampling(temperature=0.0, top_k=None, top_p=1.0, seed=0)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.generate.decode import Sampling, generate
 from onecard.model.gpt2 import GPT2
-from onecard.shapes import GPT2Shape
 
 pytestmark = [
     pytest.mark.gpu,

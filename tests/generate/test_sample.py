@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.sample import SampleConfig
 from onecard.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from onecard.errors import UserError
 from onecard.generate import sample as sample_module
@@ -21,8 +23,6 @@ from onecard.generate.sample import SEPARATOR, prompt_ids, sample_command, sampl
 from onecard.model.gpt2 import GPT2
 from onecard.model.precision import torch_dtype
 from onecard.run.load import LoadedModel
-from onecard.sample_config import SampleConfig
-from onecard.shapes import GPT2Shape
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from conftest import write_bins
 
+from onecard.arch.layout import RECOMPUTE
+from onecard.arch.shapes import GPT2Shape
 from onecard.model import compiling
 from onecard.model.gpt2 import GPT2
-from onecard.plan.settings import RECOMPUTE
-from onecard.shapes import GPT2Shape
 from onecard.train.fit import MOST_MICRO_BATCHES
 from onecard.train.step import Stepper
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape
 from onecard.data.prefetch import Micro
 from onecard.errors import UserError
 from onecard.model.attention import (
@@ -29,7 +30,6 @@ from onecard.optim import regions
 from onecard.optim.held import Storage
 from onecard.optim.offload import host_empty
 from onecard.optim.rules import Rates
-from onecard.shapes import GPT2Shape, Nanochat2026Shape
 from onecard.train.memory import cap_memory
 from onecard.train.step import Stepper
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.model.dropout import DropoutKeys
 from onecard.model.gpt2 import GPT2
 from onecard.model.loss import IGNORE
-from onecard.shapes import GPT2Shape
 
 SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=32, vocab_size=61, block_size=16, bias=True)
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.model.dropout import DropoutKeys
 from onecard.model.gpt2 import GPT2
-from onecard.shapes import GPT2Shape
 
 SHAPE = GPT2Shape(n_layer=3, n_head=2, n_embd=32, vocab_size=61, block_size=16, bias=True)
 

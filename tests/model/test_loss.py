@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from onecard.arch.layout import default_chunk
 from onecard.model.loss import IGNORE, LossOptions, chunk_loss_, linear_cross_entropy
-from onecard.plan.settings import default_chunk
 
 
 def problem(rows: int, vocab: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

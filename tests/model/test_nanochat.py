@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from onecard.arch.shapes import NanochatShape
 from onecard.data.prefetch import Micro
 from onecard.model.layers import RMS_EPSILON, rms_norm, rms_norm_backward, rotate
 from onecard.model.nanochat import Nanochat
 from onecard.optim.held import Storage
 from onecard.optim.rules import Rates
-from onecard.shapes import NanochatShape
 from onecard.train.step import Stepper
 
 SHAPE = NanochatShape(n_layer=3, n_head=2, n_embd=32, vocab_size=61, block_size=16)

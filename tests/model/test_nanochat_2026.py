@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from onecard.arch.shapes import Nanochat2026Shape
 from onecard.data.prefetch import Micro
 from onecard.errors import UserError
 from onecard.generate.decode import Sampling, generate
@@ -22,7 +23,6 @@ from onecard.model.layers import RMS_EPSILON
 from onecard.model.nanochat_2026 import Nanochat2026
 from onecard.optim.held import Storage
 from onecard.optim.rules import Rates
-from onecard.shapes import Nanochat2026Shape
 from onecard.train.step import Stepper
 
 # All four kinds of layers: short and long windows, with and without value embeddings.

@@ -6,10 +6,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from onecard.arch.layout import MUON_TOGETHER, muon_batch
 from onecard.optim.held import Storage
 from onecard.optim.lowbit import BLOCK, Int8State
 from onecard.optim.muon import ITERATIONS, Matrix, Momentum, Muon, MuonHyper, Piece, orthogonalised
-from onecard.plan.standing import MUON_TOGETHER, muon_batch
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Size, Tensor
 
-from onecard.config import RunConfig
-from onecard.knobs import load_config
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.model.family import model_class
 from onecard.optim.held import Storage
 from onecard.optim.muon import orthogonalised

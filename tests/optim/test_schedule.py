@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onecard.config import RunConfig
-from onecard.knobs import load_config
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.optim.schedule import extended_from, learning_rate, peak_rate, rates, shown_rate, trapezoid
 
 

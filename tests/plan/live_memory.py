@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from onecard.config import RunConfig
-from onecard.knobs import load_config
+from onecard.arch.shapes import Shape
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.model.family import model_class
 from onecard.optim.recipe import rules_of
-from onecard.shapes import Shape
 from onecard.train.step import Stepper
 
 ARCHS = {

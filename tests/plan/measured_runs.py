@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onecard.plan.settings import Setting, default_chunk
-from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
+from onecard.arch.layout import Setting, default_chunk
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200 = (9, 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.hardware.cards import find_card
-from onecard.knobs import load_config
 from onecard.plan.answer import Answer, answer, question_of
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
+from onecard.arch.layout import Setting
+from onecard.arch.shapes import GPT2Shape, NanochatShape
 from onecard.hardware.cards import find_card
 from onecard.hardware.measured import AttentionRate, MatmulRate, Measured
 from onecard.plan.bill import GIB, training_bill
 from onecard.plan.rates import rates_of
-from onecard.plan.settings import Setting
 from onecard.plan.speed import step_time
-from onecard.shapes import GPT2Shape, NanochatShape
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "plan_accuracy.py"

@@ -10,6 +10,8 @@ import torch
 from live_memory import ARCHS, compiled_peak, config_of, eager_peak, model_of
 from torch import Tensor
 
+from onecard.arch.layout import RECOMPUTE, SIZES, Setting
+from onecard.arch.shapes import GPT2Shape
 from onecard.model.compiling import compile_problem
 from onecard.plan.activations import (
     _COMPILED,
@@ -19,9 +21,6 @@ from onecard.plan.activations import (
     stream_size,
     training_moments,
 )
-from onecard.plan.settings import RECOMPUTE, Setting
-from onecard.plan.standing import SIZES
-from onecard.shapes import GPT2Shape
 
 DTYPES = ("float32", "bfloat16", "float16")
 SMALL = ["--n_layer=4", "--n_embd=256", "--block_size=256"]

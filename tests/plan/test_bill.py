@@ -11,9 +11,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from measured_runs import D32, H200, Run, d32_row, d32_run, nanochat_runs, table_runs
 
-from onecard.config import RunConfig
+from onecard.arch import layout
+from onecard.arch.layout import OFFLOAD, PLACES, RECOMPUTE, Setting
+from onecard.arch.parameters import parameters_of
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.hardware.cards import all_cards
-from onecard.knobs import load_config
 from onecard.plan import standing
 from onecard.plan.activations import TRYING_OUT
 from onecard.plan.bill import (
@@ -29,10 +33,6 @@ from onecard.plan.bill import (
     workspace,
 )
 from onecard.plan.lines import GIB, total
-from onecard.plan.settings import OFFLOAD, RECOMPUTE, Setting
-from onecard.plan.standing import PLACES
-from onecard.plan.tensors import parameters_of
-from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 
 MIB = 2**20
 # Measured when the totals of two layers were on the card at a time instead of three.
@@ -49,7 +49,7 @@ def bill_of_run(run: Run) -> Bill:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Muon takes a few matrices together now; what was measured was measured when it took one by one."""
-    monkeypatch.setattr(standing, "MUON_TOGETHER", 1)
+    monkeypatch.setattr(layout, "MUON_TOGETHER", 1)
     standing._standing.cache_clear()
     yield
     standing._standing.cache_clear()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from onecard.cli import main
-from onecard.config import RunConfig
-from onecard.knobs import load_config
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.plan.amounts import price_text
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, find_target

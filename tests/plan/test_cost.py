@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from measured_runs import D32, D32_SETTING
 from questions import NOTES, NOW, config
 
-from onecard.config import RunConfig
+from onecard.arch.layout import Setting
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.run import RunConfig
 from onecard.hardware.cards import find_card
 from onecard.plan.bill import checkpoint_bytes
 from onecard.plan.cost import IDLE_WATTS, POWER_SHARE, PRICE, Cost, cost_of, steps_within
-from onecard.plan.nanogpt_speed import nanogpt_step_time
+from onecard.plan.others.nanogpt_speed import nanogpt_step_time
 from onecard.plan.rates import Rates, rates_of
-from onecard.plan.settings import Setting
 from onecard.plan.speed import StepTime, step_time
-from onecard.shapes import GPT2Shape
 
 CARD = find_card("RTX 4070")
 FORTY = GPT2Shape(12, 12, 384, 50304, 1024, False)

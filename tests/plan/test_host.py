@@ -11,22 +11,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from onecard.config import RunConfig
+from onecard.arch.layout import Setting
+from onecard.arch.parameters import groups_of
+from onecard.arch.shapes import Shape
+from onecard.config.knobs import load_config
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.data.prefetch import Micro
-from onecard.knobs import load_config
 from onecard.model.family import model_class
 from onecard.optim.schedule import rates
-from onecard.plan.host import (
-    HOST_BOUND,
-    handing_out,
-    is_recorded,
-    micro_batch_operations,
-    update_by_group,
-)
-from onecard.plan.settings import Setting, setting_of
+from onecard.plan.host import HOST_BOUND, handing_out, is_recorded, micro_batch_operations, update_by_group
 from onecard.plan.speed import _UNCOMPILED
-from onecard.plan.tensors import groups_of
-from onecard.shapes import Shape
 from onecard.train.engine import new_stepper
 
 FAMILIES = {

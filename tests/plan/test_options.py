@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from onecard.config import RunConfig
+from onecard.config.knobs import knobs
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
-from onecard.knobs import knobs
 from onecard.plan.cost import CURRENCY, IDLE_WATTS, LAPTOP_IDLE_WATTS, PRICE
 from onecard.plan.options import Options, budget_seconds, split_words
 

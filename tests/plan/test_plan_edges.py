@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from questions import NOTES, asked, config
 
 from onecard.cli import main
-from onecard.config import RunConfig
-from onecard.knobs import load_config
+from onecard.config.knobs import load_config
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.plan.largest import flags_of, largest_models, longest_blocks
-from onecard.plan.settings import setting_of
 
 SMALL = ["--n_layer=2", "--n_head=2", "--n_embd=64", "--block_size=64", "--vocab_size=512"]
 

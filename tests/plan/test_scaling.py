@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape
 from onecard.errors import UserError
 from onecard.plan import scaling
 from onecard.plan.references import all_references
@@ -30,7 +31,6 @@ from onecard.plan.scaling import (
     token_worth,
     tokens_for,
 )
-from onecard.shapes import GPT2Shape, Nanochat2026Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 sizes = st.integers(1_000_000, 5_000_000_000)

@@ -10,10 +10,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from questions import D32, NOTES, NOW, asked, config, question, target
 
-from onecard.config import RunConfig
+from onecard.arch.shapes import PRETRAINED
+from onecard.config.knobs import load_config
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
-from onecard.knobs import load_config
 from onecard.plan.answer import answer, beats, question_of
 from onecard.plan.bill import bill_of, graph_bytes
 from onecard.plan.lines import GIB
@@ -32,8 +34,6 @@ from onecard.plan.search import (
     smallest,
     stages,
 )
-from onecard.plan.settings import setting_of
-from onecard.shapes import PRETRAINED
 from onecard.train.first_setting import open_fit
 
 SMALL = ["--n_layer=4", "--n_head=4", "--n_embd=256", "--vocab_size=512", "--block_size=256",

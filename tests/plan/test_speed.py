@@ -11,13 +11,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from measured_runs import D32, D32_SETTING, Run, d32_row, rows_of, table_runs
 
+from onecard.arch.layout import OFFLOAD, RECOMPUTE, Setting, default_chunk
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.hardware.cards import Card, all_cards, find_card
 from onecard.hardware.measured import AttentionRate, MatmulRate, Measured
-from onecard.plan.nanogpt_speed import nanogpt_step_time
+from onecard.plan.others.nanogpt_speed import nanogpt_step_time
 from onecard.plan.rates import Rates, rates_of
-from onecard.plan.settings import OFFLOAD, RECOMPUTE, Setting, default_chunk
 from onecard.plan.speed import StepTime, step_time
-from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 
 
 def known_rates(card: str, dtype: str = "bfloat16", measured: Measured | None = None) -> Rates:

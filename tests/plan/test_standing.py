@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from onecard.config import RunConfig
-from onecard.knobs import load_config
+from onecard.arch.layout import Setting, per_element
+from onecard.arch.parameters import parameters_of
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.model.family import model_class
 from onecard.optim import regions
 from onecard.optim.held import Storage
@@ -21,10 +24,7 @@ from onecard.optim.recipe import rules_of
 from onecard.plan import standing as counted
 from onecard.plan.bill import is_refined
 from onecard.plan.lines import total
-from onecard.plan.settings import Setting
-from onecard.plan.standing import per_element, standing
-from onecard.plan.tensors import parameters_of
-from onecard.shapes import GPT2Shape
+from onecard.plan.standing import standing
 
 VOCAB = 301
 MODELS = {

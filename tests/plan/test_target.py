@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onecard.cli import main
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.hardware.machine import LocalGpu
-from onecard.knobs import load_config
 from onecard.plan import machine
 from onecard.plan.lines import GIB
 from onecard.plan.machine import HOST_RESERVE, Figures, find_target

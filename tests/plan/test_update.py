@@ -11,6 +11,8 @@ from live_memory import LiveStorages
 from questions import config, target
 from torch import Size, Tensor
 
+from onecard.arch.layout import Setting
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.optim.held import Storage
 from onecard.optim.lowbit import Int8State
 from onecard.optim.muon import Muon
@@ -19,9 +21,7 @@ from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
 from onecard.plan.activations import TRYING_OUT
 from onecard.plan.answer import question_of
 from onecard.plan.bill import graph_bytes, training_bill
-from onecard.plan.settings import Setting
 from onecard.plan.update import UPDATE, update_bytes, update_moments
-from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 
 LAYER = {"attn.c_attn": (768, 256), "mlp.c_fc": (1024, 256), "mlp.c_proj": (256, 1024)}
 SHAPES = {

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from onecard import cli
-from onecard.config import RunConfig
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.knobs import knobs, load_config
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
 from onecard.data.tokenizer import make_tokenizer
 from onecard.files import write_json
-from onecard.knobs import knobs, load_config
 from onecard.report import eta_command
 from onecard.report.beside import beside
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import iteration_line
-from onecard.sample_config import SampleConfig
-from onecard.shapes import GPT2Shape
 
 SMALL = ["--n_layer=4", "--n_head=4", "--n_embd=128", "--block_size=64", "--max_iters=1000", "--dataset=mine"]
 STEP_SECONDS = 0.25

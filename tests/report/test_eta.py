@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from written_logs import NOTES_FLOPS, NOTES_HEAD, nanochat_log, nanogpt_log
 
 from onecard import cli
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
-from onecard.knobs import load_config
 from onecard.report import eta_command
 from onecard.report.eta import Eta, estimate, step_range
 from onecard.report.known import Known

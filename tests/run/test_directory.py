@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.files import write_json
-from onecard.knobs import load_config
 from onecard.run.checkpoint import TrainingState, save_checkpoint
 from onecard.run.directory import RunDirectory, differences, read_json, refuse_a_slip
 

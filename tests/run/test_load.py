@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from onecard.cli import main
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
 from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
-from onecard.knobs import load_config
 from onecard.run.directory import RunDirectory
 from onecard.run.export import export_run
 from onecard.run.load import checkpoint_of_run, load_for_sampling, load_weights, weights_from, weights_of_run
 from onecard.run.stored import list_checkpoints
-from onecard.sample_config import SampleConfig
 from onecard.train.loop import train
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "ckpt.pt"

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from onecard.arch.shapes import NanochatShape
 from onecard.cli import main
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
 from onecard.convert.huggingface import write_huggingface_folder
 from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
-from onecard.knobs import load_config
 from onecard.model.nanochat import Nanochat
 from onecard.run.export import export_run
 from onecard.run.load import Weights, load_for_sampling, tokenizer_of, weights_from, weights_of_run
-from onecard.sample_config import SampleConfig
-from onecard.shapes import NanochatShape
 from onecard.train.loop import train
 
 SHAPE = NanochatShape(n_layer=1, n_head=2, n_embd=16, vocab_size=320, block_size=16)

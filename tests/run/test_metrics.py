@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import Recorder, evaluation_line, iteration_line, read_metrics, rewind

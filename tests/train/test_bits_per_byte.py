@@ -16,19 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.cli import main
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.data.batches import FixedBlocks, fixed_blocks
 from onecard.data.bins import TokenFile
 from onecard.data.prepare.command import prepare
 from onecard.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from onecard.data.train_bpe import TrainedBpe
-from onecard.knobs import load_config
 from onecard.model import loss as loss_module
 from onecard.model.gpt2 import GPT2
 from onecard.run.metrics import bits_per_byte_line, read_metrics
 from onecard.run.stored import list_checkpoints
-from onecard.shapes import GPT2Shape
 from onecard.train import target_text as target_text_module
 from onecard.train.evaluate import SetLoss, evaluate
 from onecard.train.loop import train

@@ -7,10 +7,10 @@ import pytest
 import torch
 from conftest import learnable_tokens
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.data.batches import FixedBlocks, fixed_blocks
 from onecard.data.bins import TokenFile
 from onecard.model.gpt2 import GPT2
-from onecard.shapes import GPT2Shape
 from onecard.train.evaluate import evaluate
 
 SHAPE = GPT2Shape(n_layer=1, n_head=2, n_embd=16, vocab_size=61, block_size=16, bias=False)

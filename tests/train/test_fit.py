@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
-from onecard.knobs import load_config
 from onecard.model.decoder import Decoder
 from onecard.optim import regions
 from onecard.optim.optimizer import Optimizer
@@ -23,7 +24,6 @@ from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import Question, settings
-from onecard.plan.settings import setting_of
 from onecard.run.metrics import read_metrics
 from onecard.run.stored import list_checkpoints
 from onecard.train import evaluate as evaluate_module

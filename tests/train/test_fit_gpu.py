@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import write_bins
 
-from onecard.config import RunConfig
-from onecard.knobs import load_config
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.model.compiling import graphs_compiled
 from onecard.plan.lines import GIB
 from onecard.run.stored import list_checkpoints

@@ -15,11 +15,11 @@ import pytest
 import torch
 from conftest import learnable_tokens, write_bins
 
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.bins import TokenFile
 from onecard.data.prefetch import Prefetcher
-from onecard.knobs import load_config
 from onecard.model.family import model_class
 from onecard.optim.recipe import rules_of
 from onecard.optim.schedule import rates

@@ -19,11 +19,11 @@ import torch
 from conftest import write_bins
 
 from onecard.cli import main
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.data.tokenizer import make_tokenizer
 from onecard.errors import UserError
 from onecard.files import file_sha256
-from onecard.knobs import load_config
 from onecard.optim.optimizer import Optimizer
 from onecard.run.directory import RunDirectory, load_run_config
 from onecard.run.load import checkpoint_of_run

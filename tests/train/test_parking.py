@@ -17,7 +17,7 @@ import pytest
 import torch
 from tiny_runs import FULL, config, events, weights
 
-from onecard.config import RunConfig
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.plan.lines import GIB
 from onecard.run.directory import RunDirectory

@@ -14,16 +14,16 @@ import pytest
 import torch
 from tiny_runs import FULL, TINY, config, events, weights
 
-from onecard.config import RunConfig
+from onecard.arch.layout import Setting
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
-from onecard.knobs import load_config
 from onecard.model.decoder import Decoder
 from onecard.optim.optimizer import Optimizer
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import Question
-from onecard.plan.settings import Setting
 from onecard.run.metrics import read_metrics
 from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module

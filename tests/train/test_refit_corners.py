@@ -13,10 +13,12 @@ import pytest
 import torch
 from tiny_runs import FULL, config, events, weights
 
-from onecard.config import RunConfig
+from onecard.arch.layout import RECOMPUTE, Setting
+from onecard.config.knobs import load_config
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
-from onecard.knobs import load_config
 from onecard.model import compiling
 from onecard.model.decoder import Decoder
 from onecard.optim.optimizer import Optimizer
@@ -24,7 +26,6 @@ from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD, Rates, rates_of
 from onecard.plan.search import Choice, Question
-from onecard.plan.settings import RECOMPUTE, Setting, setting_of
 from onecard.run.metrics import read_metrics
 from onecard.run.pause import PauseRequest
 from onecard.run.stored import list_checkpoints

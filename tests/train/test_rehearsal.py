@@ -11,6 +11,7 @@ import torch
 from conftest import MemoryTokens
 from torch import Size, Tensor
 
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.model.compiling import graphs_compiled
@@ -19,7 +20,6 @@ from onecard.optim import regions as regions_module
 from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule, Rules, adamw_for_all
-from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
 from onecard.train import step as step_module
 from onecard.train.replay import Replay
 from onecard.train.step import Stepper

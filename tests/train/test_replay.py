@@ -14,17 +14,17 @@ import torch
 from conftest import MemoryTokens
 from torch import Tensor
 
-from onecard.config import RunConfig
+from onecard.arch.layout import Setting
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
-from onecard.knobs import load_config
 from onecard.model.gpt2 import GPT2
 from onecard.optim.held import Storage
 from onecard.optim.rules import Rates
 from onecard.plan.bill import training_bill
 from onecard.plan.lines import total
-from onecard.plan.settings import Setting
-from onecard.shapes import GPT2Shape
 from onecard.train.engine import graphs_of
 from onecard.train.replay import CudaRecording, Replay
 from onecard.train.step import Stepper

@@ -14,15 +14,15 @@ import pytest
 import torch
 from tiny_runs import FULL, config, events, weights
 
-from onecard.config import RunConfig
+from onecard.arch.layout import Setting
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
-from onecard.knobs import load_config
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import rates_of
 from onecard.plan.search import Question
-from onecard.plan.settings import Setting
 from onecard.run.metrics import read_metrics
 from onecard.train import engine as engine_module
 from onecard.train import parking as parking_module

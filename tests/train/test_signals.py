@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from onecard.cli import main
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
-from onecard.knobs import load_config
 from onecard.run.directory import RunDirectory
 from onecard.run.stored import damage, list_checkpoints
 from onecard.train import evaluate as evaluate_module

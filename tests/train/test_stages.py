@@ -14,18 +14,18 @@ import tiny_runs
 import torch
 from tiny_runs import TINY, events, weights
 
-from onecard.config import RunConfig
+from onecard.config.knobs import load_config
+from onecard.config.resolve import setting_of
+from onecard.config.run import RunConfig
 from onecard.data.prepare.command import prepare
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
-from onecard.knobs import load_config
 from onecard.model.decoder import Decoder
 from onecard.plan.activations import TRYING_OUT, training_moments
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD, Rates, rates_of
 from onecard.plan.search import Question, settings
-from onecard.plan.settings import setting_of
 from onecard.plan.update import update_moments
 from onecard.run.stored import list_checkpoints
 from onecard.train import engine as engine_module

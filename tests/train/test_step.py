@@ -8,14 +8,14 @@ import torch
 from conftest import MemoryTokens
 from safetensors import safe_open
 
-from onecard.config import RunConfig
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.run import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Micro, Prefetcher
 from onecard.model.gpt2 import GPT2
 from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
-from onecard.shapes import GPT2Shape
 from onecard.train.step import LossScale, Stepper
 
 SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=32, vocab_size=61, block_size=16, bias=True)

@@ -10,12 +10,13 @@ import pytest
 import torch
 from conftest import MemoryTokens, learnable_tokens
 
-from onecard.config import RunConfig
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.errors import UserError
 from onecard.hardware.machine import local_gpus, peak_flops, resolve_device
-from onecard.knobs import load_config
 from onecard.model.attention import fastest_kernel
 from onecard.model.dropout import keep_mask
 from onecard.model.gpt2 import GPT2
@@ -23,7 +24,6 @@ from onecard.model.precision import torch_dtype
 from onecard.optim.rules import Rates
 from onecard.run.metrics import read_metrics
 from onecard.run.stored import list_checkpoints
-from onecard.shapes import GPT2Shape
 from onecard.train.loop import train
 from onecard.train.memory import use_expandable_segments
 from onecard.train.step import Stepper

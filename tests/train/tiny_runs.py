@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from onecard.config import RunConfig
-from onecard.knobs import load_config
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.run.stored import list_checkpoints
 
 TINY = [

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
 
-from onecard import dial
-from onecard.config import RunConfig
-from onecard.config_file import COMMAND_LINE
+from onecard.arch import dial
+from onecard.config.files import COMMAND_LINE
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 
 DATA = Path("data")  # where nanoGPT's configs look, and prepare writes

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onecard.config import RunConfig
+from onecard.config.knobs import Config, describe_knobs, from_values, knobs, load_config
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
-from onecard.knobs import Config, describe_knobs, from_values, knobs, load_config
-from onecard.sample_config import SampleConfig
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FUZZ = settings(max_examples=200, deadline=None)
 FIELDS = {f.name: f for f in knobs(RunConfig)}
 SAMPLE_NAMES = frozenset(f.name for f in knobs(SampleConfig))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onecard.plan.caching_allocator import Block
-from onecard.plan.nanogpt_step import (
+from onecard.plan.others.caching_allocator import Block
+from onecard.plan.others.nanogpt_step import (
     EMBEDDING,
     FORWARD,
     LAYERS,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onecard.config_file import (
+from onecard.config.files import (
     MAX_FILE_BYTES,
     Argument,
     Value,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from onecard.config_file import (
+from onecard.config.files import (
     COMMAND_LINE,
     FALSE_WORDS,
     MAX_INTEGER,

@@ -6,10 +6,10 @@ bf16 and fp32. The figures are fitted to its measured speeds on an H200 (n_embd 
 
 from __future__ import annotations
 
+from onecard.arch.layout import Setting
+from onecard.arch.shapes import GPT2Shape
 from onecard.plan.rates import Rates
-from onecard.plan.settings import Setting
 from onecard.plan.speed import StepTime, micro_batch_parts
-from onecard.shapes import GPT2Shape
 
 # Bytes moved per token and channel of a layer, per logit, and per parameter: compiled, and not.
 _REST = {True: 120.0, False: 312.0}

@@ -19,8 +19,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from onecard.plan.caching_allocator import MIB, Block, CachingAllocator
-from onecard.shapes import GPT2Shape
+from onecard.arch.shapes import GPT2Shape
+from onecard.plan.others.caching_allocator import MIB, Block, CachingAllocator
 
 WEIGHTS = "weights"
 GRADIENTS = "gradients"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onecard.plan.caching_allocator import MIB, Block, CachingAllocator, RanOutError
+from onecard.plan.others.caching_allocator import MIB, Block, CachingAllocator, RanOutError
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onecard.config import check_init_from
+from onecard.config.knobs import Config, knob
+from onecard.config.run import check_init_from
 from onecard.errors import UserError
-from onecard.knobs import Config, knob
 
 
 @dataclass(frozen=True, kw_only=True)

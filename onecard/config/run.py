@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from onecard import dial
-from onecard.config_file import COMMAND_LINE, shortened
+from onecard.arch import dial
+from onecard.arch.shapes import PRETRAINED, GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for, nearest
+from onecard.config.files import COMMAND_LINE, shortened
+from onecard.config.knobs import Config, knob, knobs, own_record
 from onecard.errors import UserError
-from onecard.knobs import Config, knob, knobs, own_record
-from onecard.shapes import PRETRAINED, GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class RunConfig(Config):
         return 0.02 if self.matrix_lr is None else self.matrix_lr
 
     def shape(self, vocab_size: int) -> Any:
-        """What the model's tensors follow from (onecard/shapes.py)."""
+        """What the model's tensors follow from (onecard/arch/shapes.py)."""
         if self.arch == "gpt2":
             return GPT2Shape(self.n_layer, self.n_head, self.n_embd, vocab_size, self.block_size, self.bias)
         sizes = (self.n_layer, self.n_head, self.n_embd, vocab_size, self.block_size)

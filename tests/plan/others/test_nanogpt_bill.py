@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.errors import UserError
-from onecard.plan.caching_allocator import RanOutError
 from onecard.plan.lines import GIB, total
-from onecard.plan.nanogpt import logits_bytes, measured_peers, nanogpt_bill
-from onecard.plan.nanogpt_compiled import CompiledStep
-from onecard.plan.nanogpt_eager import EagerStep
-from onecard.shapes import GPT2Shape
+from onecard.plan.others.caching_allocator import RanOutError
+from onecard.plan.others.nanogpt import logits_bytes, measured_peers, nanogpt_bill
+from onecard.plan.others.nanogpt_compiled import CompiledStep
+from onecard.plan.others.nanogpt_eager import EagerStep
 
 CARD = 11 * GIB  # what a 12 GB card leaves to PyTorch
 NOTES = GPT2Shape(12, 12, 576, 50304, 1024, False)

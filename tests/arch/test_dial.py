@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from onecard import dial
-from onecard.config import RunConfig
+from onecard.arch import dial
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
-from onecard.knobs import load_config
 
 
 def config(*words: str) -> RunConfig:

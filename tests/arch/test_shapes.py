@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.model.gpt2 import GPT2
-from onecard.shapes import GPT2Shape
 
 NANOGPT = GPT2Shape(n_layer=12, n_head=12, n_embd=768, vocab_size=50304, block_size=1024, bias=False)
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from onecard.shapes import Nanochat2026Shape, NanochatShape
+from onecard.arch.shapes import Nanochat2026Shape, NanochatShape
 
 _REFERENCE_DEPTH = 12
 _REFERENCE_BATCH = 2**19

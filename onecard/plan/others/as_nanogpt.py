@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 
-from onecard.config import RunConfig
+from onecard.arch.shapes import GPT2Shape
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.language import _, number
 from onecard.plan.amounts import duration
@@ -15,18 +16,17 @@ from onecard.plan.bill import CONTEXT
 from onecard.plan.cost import Cost, cost_of
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.nanogpt import Confined, NanoGPTBill, nanogpt_bill
-from onecard.plan.nanogpt_speed import (
+from onecard.plan.options import Options
+from onecard.plan.others.nanogpt import Confined, NanoGPTBill, nanogpt_bill
+from onecard.plan.others.nanogpt_speed import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     CHECKPOINT_PASSES,
     nanogpt_step_time,
 )
-from onecard.plan.options import Options
 from onecard.plan.search import chosen
 from onecard.plan.speed import StepTime
 from onecard.plan.tables import Row, print_parts, print_rows, terms_together
 from onecard.plan.verdict import DESKTOP, host_remark, vocabulary_remark
-from onecard.shapes import GPT2Shape
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from onecard.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
-
-# Parameters begin at multiples of this in their buffers: blocks of quantised states never span two
-# parameters, and every view is aligned for vectorised loads.
-ALIGN = 256
+from onecard.arch.layout import ALIGN
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,14 @@ from importlib import resources
 from math import prod
 from typing import Any
 
+from onecard.arch.shapes import GPT2Shape
 from onecard.errors import UserError
 from onecard.language import _
-from onecard.plan.caching_allocator import CachingAllocator, RanOutError
 from onecard.plan.lines import Line, total
-from onecard.plan.nanogpt_compiled import CompiledStep
-from onecard.plan.nanogpt_eager import EagerStep
-from onecard.plan.nanogpt_step import Step
-from onecard.shapes import GPT2Shape
+from onecard.plan.others.caching_allocator import CachingAllocator, RanOutError
+from onecard.plan.others.nanogpt_compiled import CompiledStep
+from onecard.plan.others.nanogpt_eager import EagerStep
+from onecard.plan.others.nanogpt_step import Step
 
 DTYPES = ("bfloat16", "float16", "float32")
 

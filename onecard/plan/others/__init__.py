@@ -1,0 +1,1 @@
+"""Other people's trainers, planned for as they are. No torch."""
