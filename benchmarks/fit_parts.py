@@ -134,7 +134,7 @@ def start_jobs(options: argparse.Namespace) -> dict[str, Job]:
 
 def start(options: argparse.Namespace, cap: float | None) -> Row:
     """Seconds of all that is there because of the fit: asking for memory, predicting, choosing, probing."""
-    from onecard.train import engine, loop, probe, refit
+    from onecard.train import engine, probe, refit, saving
     from onecard.train import start as start_module
 
     took: dict[str, float] = {}
@@ -157,7 +157,7 @@ def start(options: argparse.Namespace, cap: float | None) -> Row:
     timed(start_module, "make_room")
     for name in ("cap_memory", "open_fit", "told_at_start"):
         timed(engine, name)
-    for owner, name in ((loop, "plan_of"), (refit, "look_at"), (probe, "_sampling"), (probe, "_checkpoint")):
+    for owner, name in ((saving, "plan_of"), (refit, "look_at"), (probe, "_sampling"), (probe, "_checkpoint")):
         timed(owner, name)
     more = [] if cap is None or options.tiny else [f"--vram_limit={cap + 0.75}"]
     row = Watched(config_of(options, "start", 4, "--log_interval=1", "--sample_tokens=200", *more)).go()

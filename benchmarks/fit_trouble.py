@@ -35,7 +35,7 @@ class Injector:
     def __init__(self, watched: Watched, steps: int, seed: int, counts: dict[str, int]) -> None:
         from onecard.model.decoder import Decoder, LayerRun
         from onecard.train import evaluate, journal
-        from onecard.train.loop import Training
+        from onecard.train.saving import Saver
         from onecard.train.step import Stepper
 
         self.watched, self.raised = watched, list[tuple[str, int]]()
@@ -64,7 +64,7 @@ class Injector:
         self._wrap(Stepper, "update", "entry of the update")
         self._wrap(evaluate, "evaluate", "evaluation")
         self._wrap(journal, "sample_text", "sampling")
-        self._wrap(Training, "_save", "checkpoint")
+        self._wrap(Saver, "write", "checkpoint")
         self._watch_arrivals()
 
     def told(self) -> Row:

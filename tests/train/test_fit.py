@@ -34,7 +34,8 @@ from onecard.train import start as start_module
 from onecard.train.first_setting import open_fit, told_at_start
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit
 from onecard.train.journal import Journal
-from onecard.train.loop import Training, train
+from onecard.train.loop import train
+from onecard.train.saving import Saver
 from onecard.train.refit import Refit
 from onecard.train.start import open_run
 from onecard.train.step import Stepper
@@ -79,7 +80,7 @@ class Injector:
         self._wrap(monkeypatch, Decoder, "_begin_backward", "backward", also=True)
         self._wrap(monkeypatch, Stepper, "update", "entry of the update")
         self._wrap(monkeypatch, evaluate_module, "evaluate", "evaluation")
-        self._wrap(monkeypatch, Training, "_save", "checkpoint")
+        self._wrap(monkeypatch, Saver, "write", "checkpoint")
         plain = Optimizer.update
 
         def counted(optimizer: Optimizer, *arguments: Any) -> None:

@@ -30,6 +30,7 @@ from onecard.train import refit as refit_module
 from onecard.train.first_setting import open_fit
 from onecard.train.fit import Fit
 from onecard.train.loop import Training, train
+from onecard.train.saving import Saver
 from onecard.train.memory import is_out_of_memory, is_the_hosts
 from onecard.train.refit import Refit
 from onecard.train.step import Stepper, StepResult, read
@@ -417,7 +418,7 @@ def test_a_shortage_while_losses_are_read_costs_no_line(
 
 
 def test_ctrl_c_then_a_shortage_is_still_a_save(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, plain_save, failed = Training._step, Training._save_settled, list[int]()
+    plain, plain_save, failed = Training._step, Saver.write, list[int]()
 
     def stepped(training: Training, *arguments: Any) -> bool:
         done = plain(training, *arguments)
@@ -425,14 +426,14 @@ def test_ctrl_c_then_a_shortage_is_still_a_save(workplace: Path, monkeypatch: py
             signal.raise_signal(signal.SIGINT)
         return done
 
-    def save(training: Training) -> None:
+    def save(saver: Saver) -> None:
         if not failed:
-            failed.append(training.position.step)
+            failed.append(saver.run.position.step)
             raise torch.OutOfMemoryError(FULL)
-        plain_save(training)
+        plain_save(saver)
 
     monkeypatch.setattr(Training, "_step", stepped)
-    monkeypatch.setattr(Training, "_save_settled", save)
+    monkeypatch.setattr(Saver, "write", save)
     summary = train(config("--eval_interval=100", "--log_interval=100"))
     assert summary.interrupted and failed == [7] and events("saved")[-1]["step"] == 7
 
