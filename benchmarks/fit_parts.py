@@ -157,7 +157,8 @@ def start(options: argparse.Namespace, cap: float | None) -> Row:
     timed(start_module, "make_room")
     for name in ("cap_memory", "open_fit", "told_at_start"):
         timed(engine, name)
-    for owner, name in ((saving, "plan_of"), (refit, "look_at"), (probe, "_sampling"), (probe, "_checkpoint")):
+    more_parts = (saving, "plan_of"), (refit, "look_at"), (probe, "_sampling"), (probe, "_checkpoint")
+    for owner, name in more_parts:
         timed(owner, name)
     more = [] if cap is None or options.tiny else [f"--vram_limit={cap + 0.75}"]
     row = Watched(config_of(options, "start", 4, "--log_interval=1", "--sample_tokens=200", *more)).go()

@@ -23,8 +23,8 @@ from onecard.arch.layout import Setting
 from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.cli import main
 from onecard.language import _, english, ngettext, wanted_language
-from onecard.plan.others import nanogpt_step
 from onecard.plan.bill import host_lines, training_bill
+from onecard.plan.others import nanogpt_step
 from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.search import Question, by_kind, settings, stages
 from onecard.plan.show import grouped, names_to_translate, way_name

@@ -15,36 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onecard.arch.layout import SIZES, Setting
+from onecard.arch.records import RECORDS, ByRecompute
 from onecard.arch.shapes import Nanochat2026Shape, Shape
 from onecard.plan.lines import Line
 
-# Buffers at the peak of a layer's backward pass besides what is kept and the incoming gradient, in values of
-# width n_embd and the compute dtype: compiled, by recompute. What is computed again is among them. Measured
-# on an H200, within 0.2; Inductor plans about as many on a CPU (tests). GPT-2 with block has 2 for the
-# queries' gradient in fp32, which attention's backward pass sums in memory of its own: elsewhere that is not
-# the worst moment. mlp is Inductor's plan: the loss was worst in every run.
-_COMPILED = {
-    "gpt2": {"none": 8.0, "mlp": 12.0, "block": 19.0},
-    "nanochat-2025": {"none": 13.0, "mlp": 14.0, "block": 23.0},
-    "nanochat-2026": {"none": 17.0, "mlp": 18.0, "block": 25.0},
-}
-# The same while the compiler tries its kernels out, before the first step of a run that finds none of them
-# ready, on one layer of each kind (Stepper._rehearse): it copies what a kernel would overwrite (GPT-2: 0 to 4
-# values were seen), and clears the card's L2 cache with a buffer as large as that is.
-_TRIED_OUT = {
-    "gpt2": {"none": 10.0, "mlp": 14.0, "block": 17.0},
-    "nanochat-2025": {"none": 12.0, "mlp": 16.0, "block": 23.0},
-    "nanochat-2026": {"none": 16.0, "mlp": 17.0, "block": 26.0},
-}
-# In fp16 besides, in bytes: the residual stream is fp32.
-_WIDE_STREAM = {"gpt2": 2.0, "nanochat-2025": 2.0, "nanochat-2026": 4.0}
 TRYING_OUT = "kernels being tried out"
-# Uncompiled: temporaries alone, in bytes per token and n_embd, by compute dtype.
-_EAGER = {
-    "gpt2": {"bfloat16": 44.1, "float16": 46.1, "float32": 72.1},
-    "nanochat-2025": {"bfloat16": 38.0, "float16": 38.0, "float32": 64.0},
-    "nanochat-2026": {"bfloat16": 44.1, "float16": 46.1, "float32": 68.0},
-}
 _INPUTS = 4 * 8  # tokens and targets of this micro-batch and of the next, int64
 
 
@@ -99,7 +74,7 @@ def training_moments(
     backward = Moment("backward pass of a layer", (kept, *always, incoming, own, *more))
     if not setting.compile:
         return loss, backward
-    tried = _compiled_temporaries(_TRIED_OUT, shape, setting, dtype, tokens)
+    tried = _compiled_temporaries(RECORDS[shape.arch].autotune_temporaries, shape, setting, dtype, tokens)
     cache = buffer_to_clear_with(l2_bytes)
     return loss, backward, Moment(TRYING_OUT, (kept_of_each_kind, *always, incoming, tried, *more, cache))
 
@@ -131,19 +106,20 @@ def _logits(shape: Shape, chunk: int, tokens: int, dtype: str) -> Line:
 def _temporaries(shape: Shape, setting: Setting, dtype: str, tokens: int) -> Line:
     compute, stream = SIZES[dtype], stream_size(dtype)
     if setting.compile:
-        return _compiled_temporaries(_COMPILED, shape, setting, dtype, tokens)
+        table = RECORDS[shape.arch].compiled_temporaries
+        return _compiled_temporaries(table, shape, setting, dtype, tokens)
     again = {"none": 0, "mlp": 4 * compute, "block": 8 * compute + stream}[setting.recompute]
-    by_dtype = _EAGER[shape.arch]
+    by_dtype = RECORDS[shape.arch].eager_temporaries
     own = by_dtype[dtype] if dtype in by_dtype else 2 * by_dtype["float32"]  # float64: tests alone
     return _wide("a layer's temporaries", shape, tokens, own + again)
 
 
 def _compiled_temporaries(
-    table: dict[str, dict[str, float]], shape: Shape, setting: Setting, dtype: str, tokens: int
+    table: ByRecompute, shape: Shape, setting: Setting, dtype: str, tokens: int
 ) -> Line:
-    size = table[shape.arch][setting.recompute] * SIZES[dtype]
+    size = table[setting.recompute] * SIZES[dtype]
     if dtype == "float16":
-        size += _WIDE_STREAM[shape.arch]
+        size += RECORDS[shape.arch].wide_stream
     return _wide("a layer's temporaries", shape, tokens, size)
 
 

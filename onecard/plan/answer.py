@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from onecard.arch import dial
-from onecard.arch.shapes import PRETRAINED, Nanochat2026Shape, Shape
+from onecard.arch.records import RECORDS
+from onecard.arch.shapes import PRETRAINED
 from onecard.config.resolve import setting_of
 from onecard.config.run import RunConfig
 from onecard.config.vocabulary import OWN_TOKENS, data_dir, embedding_rows
@@ -108,7 +109,7 @@ class Answer:
         shape = self.question.shape
         if self.config.init_from in PRETRAINED or not comparable(shape.vocab_size):
             return None
-        family = "gpt2" if shape.arch == "gpt2" else "nanochat"
+        family = RECORDS[shape.arch].family
         worth = effective_tokens(self.tokens, self.data_tokens or math.inf)
         return for_vocabulary(
             predicted_loss(counted_parameters(shape), worth, family=family), shape.vocab_size
@@ -245,21 +246,13 @@ def cost_of_choice(choice: Choice, target: Target, options: Options) -> Cost | N
     )
     return cost_of(
         config, choice.step, target.card, checkpoint_of(choice), compiled=choice.setting.compile,
-        kinds_of_layers=kinds_of_layers(question.shape), idle_watts=options.idle_watts_beside(target.card),
+        kinds_of_layers=question.shape.layer_kinds, idle_watts=options.idle_watts_beside(target.card),
         price=options.price, currency=options.currency,
     )  # fmt: skip
 
 
 def checkpoint_of(choice: Choice) -> int:
     return checkpoint_bytes(choice.question.shape, choice.setting, choice.question.config.by_muon)
-
-
-def kinds_of_layers(shape: Shape) -> int:
-    """Each is compiled once."""
-    if not isinstance(shape, Nanochat2026Shape):
-        return 1
-    with_values = shape.layers_with_value_embedding
-    return len({(window, layer in with_values) for layer, window in enumerate(shape.windows)})
 
 
 def vocabulary_of(config: RunConfig) -> int:

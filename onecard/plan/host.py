@@ -17,15 +17,9 @@ from functools import lru_cache
 
 from onecard.arch.layout import EAGER_PIECE, PIECE, Setting, muon_batch
 from onecard.arch.parameters import Parameter, groups_of
+from onecard.arch.records import RECORDS
 from onecard.arch.shapes import Nanochat2026Shape, Shape
 
-# Operations of a layer's two passes without the compiler, and of all else in a micro-batch.
-_LAYER = {
-    "gpt2": {"none": 86, "mlp": 93, "block": 111},
-    "nanochat-2025": {"none": 220, "mlp": 231, "block": 282},
-    "nanochat-2026": {"none": 290, "mlp": 301, "block": 370},
-}
-_BESIDE = {"gpt2": 69, "nanochat-2025": 100, "nanochat-2026": 175}
 _ROUNDED_MATRIX = 35  # a gradient added to a bf16 total
 _TRAVELLING_LAYER = 9  # gradient totals, to the card and back
 # Of the update: for every group of parameters, every piece of AdamW in few bits, every piece from the host.
@@ -44,11 +38,6 @@ HOST_BOUND = 0.25
 
 # In launches. A layer's products and its attention cost the host more than other operations.
 _PER_OPERATION, _PER_LAYER = 1.82, 57
-_COMPILED_LAYER = {
-    "gpt2": {"none": 177, "mlp": 185, "block": 206},
-    "nanochat-2025": {"none": 200, "mlp": 207, "block": 258},
-    "nanochat-2026": {"none": 241, "mlp": 256, "block": 341},
-}
 # Of the update: of the products for all that is taken together and of what 2026 does around them, of what is
 # done matrix by matrix, of moving numbers here from the host and back (streams wait for each other), of
 # everything else; and a compiled call.
@@ -72,16 +61,18 @@ def handing_out(shape: Shape, setting: Setting, launch: float, *, recorded: bool
 
 def micro_batch_launches(shape: Shape, setting: Setting) -> float:
     """For one micro-batch, whatever its size, if it is not recorded."""
+    record = RECORDS[shape.arch]
     if not setting.compile:
         return _PER_OPERATION * micro_batch_operations(shape, setting) + _PER_LAYER * shape.n_layer
     travelling = _TRAVELLING_LAYER * shape.n_layer if setting.offload == "gradients" else 0
-    layers = _COMPILED_LAYER[shape.arch][setting.recompute] * shape.n_layer
-    return layers + _PER_OPERATION * (_BESIDE[shape.arch] + travelling)
+    layers = record.compiled_launches[setting.recompute] * shape.n_layer
+    return layers + _PER_OPERATION * (record.other_operations + travelling)
 
 
 def micro_batch_operations(shape: Shape, setting: Setting) -> int:
     """Without the compiler."""
-    found = _BESIDE[shape.arch] + _LAYER[shape.arch][setting.recompute] * shape.n_layer
+    record = RECORDS[shape.arch]
+    found = record.other_operations + record.operations[setting.recompute] * shape.n_layer
     if setting.offload == "gradients":
         found += _TRAVELLING_LAYER * shape.n_layer
     elif setting.master_weights == "bf16":

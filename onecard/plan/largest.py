@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from onecard.arch.layout import default_chunk
+from onecard.arch.records import RECORDS
 from onecard.arch.shapes import PRETRAINED
 from onecard.config.files import COMMAND_LINE
 from onecard.config.run import RunConfig
-from onecard.plan.answer import Answer, checkpoint_of, comparable, for_vocabulary, kinds_of_layers
+from onecard.plan.answer import Answer, checkpoint_of, comparable, for_vocabulary
 from onecard.plan.cost import evaluation_seconds, evaluations_of, steps_within
 from onecard.plan.lines import GIB
 from onecard.plan.scaling import LossRange, best_for_tokens, counted_parameters
@@ -204,7 +205,7 @@ def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = 
             by_size[counted_parameters(choice.question.shape)] = (choice, tokens)
     if not by_size:
         return []
-    family = "gpt2" if question.config.arch == "gpt2" else "nanochat"
+    family = RECORDS[question.shape.arch].family
     options = [(parameters, tokens) for parameters, (_, tokens) in by_size.items() if tokens >= 1]
     ranked = best_for_tokens(options, family, unique_tokens=unique_tokens)
     vocabulary = question.shape.vocab_size
@@ -222,7 +223,7 @@ def _as_long_as(choice: Choice, seconds: float) -> Choice:
     assert choice.step is not None
     steps = steps_within(
         seconds, question.config, choice.step, checkpoint_of(choice), compiled=choice.setting.compile,
-        kinds_of_layers=kinds_of_layers(question.shape),
+        kinds_of_layers=question.shape.layer_kinds,
     )  # fmt: skip
     config = dataclasses.replace(question.config, max_iters=steps)
     return dataclasses.replace(question, config=config).answer(choice.setting)

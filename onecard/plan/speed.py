@@ -18,33 +18,22 @@ from typing import Any
 
 from onecard.arch.layout import SIZES, Setting, per_element
 from onecard.arch.parameters import Parameter, groups_of, parameters_of
+from onecard.arch.records import RECORDS
 from onecard.arch.shapes import Nanochat2026Shape, Shape
 from onecard.plan.host import handing_out, is_recorded, micro_batch_operations, update_by_group
 from onecard.plan.rates import Rates
 
-# Bytes that a layer's forward and backward pass move per token and channel, matmuls left out, in bf16.
-_REST = {"gpt2": 132.0, "nanochat-2025": 155.0, "nanochat-2026": 250.0}
+# Of the bytes that a layer moves, by recompute.
 _REST_AGAIN = {"none": 1.0, "mlp": 1.08, "block": 1.30}
-# The same without the compiler, every operation's inputs and outputs counted (tests/plan/test_host.py). Small
-# kernels on strided inputs do not reach the bandwidth of a long copy.
-_UNCOMPILED = {
-    "gpt2": {"none": 240.0, "mlp": 260.0, "block": 286.0},
-    "nanochat-2025": {"none": 684.0, "mlp": 698.0, "block": 801.0},
-    "nanochat-2026": {"none": 978.0, "mlp": 992.0, "block": 1183.0},
-}
+# Small kernels on strided inputs do not reach the bandwidth of a long copy.
 _UNCOMPILED_SHARE = 1 / 1.85
 _ROUNDED = 267.0  # bytes per weight: bf16 totals, rounded at random without the compiler
 _LOGITS = 8.0  # bytes moved per logit besides the matmuls'
 _EMBEDDING = 20.0
 _WIDE_RESIDUAL = 1.5  # fp16, compiled: its residual stream is fp32
 _IN_THE_WAY = 0.15  # of what travels in one direction holds up what travels in the other
-# Kernels of a layer's two passes that are no matmuls (counted on an H200), and what each takes of the time
-# that a matmul takes to begin and end: small ones on the card follow each other closely.
-_KERNELS = {
-    "gpt2": {"none": 26, "mlp": 28, "block": 36},
-    "nanochat-2025": {"none": 30, "mlp": 33, "block": 43},
-    "nanochat-2026": {"none": 32, "mlp": 35, "block": 50},
-}
+# What a small kernel takes of the time that a matmul takes to begin and end: small ones follow each other
+# closely.
 _SMALL = 0.35
 # A recorded graph's kernels begin and end in so much of the time that they take one by one.
 _RECORDED = 0.62
@@ -159,8 +148,8 @@ def _micro_batch(
 def _rest_bytes(shape: Shape, setting: Setting, dtype: str) -> float:
     if not setting.compile:
         # As many in fp32, where nothing is cast.
-        return _UNCOMPILED[shape.arch][setting.recompute] / _UNCOMPILED_SHARE
-    moved = _REST[shape.arch] * _REST_AGAIN[setting.recompute] * (SIZES[dtype] / 2)
+        return RECORDS[shape.arch].eager_bytes_moved[setting.recompute] / _UNCOMPILED_SHARE
+    moved = RECORDS[shape.arch].bytes_moved * _REST_AGAIN[setting.recompute] * (SIZES[dtype] / 2)
     return moved * (_WIDE_RESIDUAL if dtype == "float16" else 1.0)
 
 
@@ -229,7 +218,7 @@ def _travel(to_card: float, to_host: float, rates: Rates) -> float:
 def _small_kernels(shape: Shape, setting: Setting) -> float:
     """Of a micro-batch: everything but matmuls. Without the compiler, half of the operations are views."""
     if setting.compile:
-        return _KERNELS[shape.arch][setting.recompute] * shape.n_layer
+        return RECORDS[shape.arch].small_kernels[setting.recompute] * shape.n_layer
     return micro_batch_operations(shape, setting) / 2
 
 

@@ -11,10 +11,10 @@ from live_memory import ARCHS, compiled_peak, config_of, eager_peak, model_of
 from torch import Tensor
 
 from onecard.arch.layout import RECOMPUTE, SIZES, Setting
+from onecard.arch.records import RECORDS
 from onecard.arch.shapes import GPT2Shape
 from onecard.model.compiling import compile_problem
 from onecard.plan.activations import (
-    _COMPILED,
     evaluation_moment,
     kept_by_layer,
     sampling_moment,
@@ -127,7 +127,7 @@ def a_compiler() -> None:
 def test_a_compiled_backward_pass_is_given_its_buffers(arch: str, recompute: str, dtype: str) -> None:
     """Inductor fuses a little differently on a card, and attention's kernel is another one: within 2."""
     found = compiled_peak(arch, recompute, dtype)
-    table = _COMPILED[arch][recompute] + (1.0 if dtype == "float16" else 0.0)
+    table = RECORDS[arch].compiled_temporaries[recompute] + (1.0 if dtype == "float16" else 0.0)
     assert table == pytest.approx(found, abs=2.2)
 
 

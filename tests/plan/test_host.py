@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from onecard.arch.layout import Setting
 from onecard.arch.parameters import groups_of
+from onecard.arch.records import RECORDS
 from onecard.arch.shapes import Shape
 from onecard.config.knobs import load_config
 from onecard.config.resolve import setting_of
@@ -21,7 +22,6 @@ from onecard.data.prefetch import Micro
 from onecard.model.family import model_class
 from onecard.optim.schedule import rates
 from onecard.plan.host import HOST_BOUND, handing_out, is_recorded, micro_batch_operations, update_by_group
-from onecard.plan.speed import _UNCOMPILED
 from onecard.train.engine import new_stepper
 
 FAMILIES = {
@@ -124,7 +124,7 @@ def test_bytes_of_uncompiled_layers_are_those_of_the_model(family: str, recomput
         counted(family, layers, f"--recompute={recompute}", block=256, batch=4) for layers in (2, 4)
     )
     each = (many.bytes - few.bytes) / 2 / (1024 * config.n_embd)
-    assert _UNCOMPILED[family][recompute] == pytest.approx(each, rel=0.04)
+    assert RECORDS[family].eager_bytes_moved[recompute] == pytest.approx(each, rel=0.04)
 
 
 def test_graphs_take_the_host_out_of_it() -> None:

@@ -35,8 +35,8 @@ from onecard.train.first_setting import open_fit, told_at_start
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit
 from onecard.train.journal import Journal
 from onecard.train.loop import train
-from onecard.train.saving import Saver
 from onecard.train.refit import Refit
+from onecard.train.saving import Saver
 from onecard.train.start import open_run
 from onecard.train.step import Stepper
 

@@ -30,9 +30,9 @@ from onecard.train import refit as refit_module
 from onecard.train.first_setting import open_fit
 from onecard.train.fit import Fit
 from onecard.train.loop import Training, train
-from onecard.train.saving import Saver
 from onecard.train.memory import is_out_of_memory, is_the_hosts
 from onecard.train.refit import Refit
+from onecard.train.saving import Saver
 from onecard.train.step import Stepper, StepResult, read
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
