@@ -69,7 +69,7 @@ def micro_batch_launches(shape: Shape, setting: Setting) -> float:
     return layers + _PER_OPERATION * (record.other_operations + travelling)
 
 
-def micro_batch_operations(shape: Shape, setting: Setting) -> int:
+def micro_batch_operations(shape: Shape, setting: Setting) -> float:
     """Without the compiler."""
     record = RECORDS[shape.arch]
     found = record.other_operations + record.operations[setting.recompute] * shape.n_layer
