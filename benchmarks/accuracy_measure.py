@@ -4,7 +4,7 @@ A configuration is built by the trainer's own functions and fed by its own readi
 those of the process up to the last timed step, the first (compiling) one and the choice of an attention
 kernel among them: what a card must hold.
 
-Then the cap. In the same process, because a fresh one costs ten times as much machine time: caches are
+Then the cap. In the same process, because a fresh one takes ten times as long: caches are
 emptied, a graph is dropped, the allocator is told to take no more than the bill's need, and whole steps
 run again. What is left from before are the tensors that stand there all the time, put there before the
 first step, as in a fresh process; all else goes back to the driver and is taken anew under the cap. What

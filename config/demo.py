@@ -5,7 +5,7 @@
 out_dir = "out-demo"
 dataset = "stdlib"
 
-# The architecture of October 2025 with Muon: half the steps that GPT-2 with AdamW takes (docs/logbook.md).
+# The architecture of October 2025 with Muon: half the steps that GPT-2 with AdamW takes (docs/lessons.md).
 arch = "nanochat"
 generation = 2025
 

@@ -1,4 +1,4 @@
-"""The README is true: its commands run, its files exist, its knobs are knobs."""
+"""README and docs are true: their commands run, their files exist, their knobs are knobs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,27 @@ from onecard.plan.options import split_words
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGES = {
+    path: path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+ALL_PAGES = "\n".join(PAGES.values())
+DOCS = "\n".join(text for path, text in PAGES.items() if path.parent.name == "docs")
+THE_MAP = PAGES[ROOT / "docs" / "map.md"].split("```")[1]
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", ALL_PAGES, flags=re.DOTALL)
 
 
 def commands_to_run() -> list[str]:
-    return [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    """Each once, whatever number of pages shows it."""
+    lines = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    return list(dict.fromkeys(lines))
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
+def test_the_commands_of_the_pages_run_in_order(tmp_path: Path) -> None:
     for name in ("config", "train.py", "sample.py"):
         (tmp_path / name).symlink_to(ROOT / name)
     commands = commands_to_run()
@@ -64,19 +72,27 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
+# Words of `train` about a job that runs, which are no knobs.
+OF_A_JOB = {"--pause", "--resume-now"}
+
+
 def test_commands_that_need_the_users_data_have_knobs_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onecard.verbs import app
+
     monkeypatch.chdir(ROOT)
     shown = [
         shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines() if line
     ]
-    assert shown
-    for _, verb, *arguments in shown:
+    assert len(shown) >= 30
+    for door, verb, *arguments in shown:
+        assert door == "onecard"
         if verb in ("train", "sample"):
-            load_config(RunConfig if verb == "train" else SampleConfig, arguments)
+            words = [word for word in arguments if word not in OF_A_JOB]
+            load_config(RunConfig if verb == "train" else SampleConfig, words)
+        elif verb == "plan":
+            load_config(RunConfig, split_words(arguments)[1])
         else:
-            assert verb in ("prepare", "plan")
-            if verb == "plan":
-                load_config(RunConfig, split_words(arguments)[1])
+            app.parse_args([verb, *arguments], exit_on_error=False, print_error=False)
 
 
 def test_every_config_file_loads_without_a_note() -> None:
@@ -86,13 +102,48 @@ def test_every_config_file_loads_without_a_note() -> None:
         assert load_config(RunConfig, [str(path)]).notes == ()
 
 
-def test_links_and_files_named_in_the_docs_exist() -> None:
-    for text in (README, CONTRIBUTING):
-        for target in re.findall(r"\]\(([^)#]+)\)", text):
-            assert (ROOT / target).exists(), target
-    the_map = README.split("## The map of the house")[1].split("```")[1]
+def anchors(page: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    heads = re.findall(r"^#+ (.*)$", page, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_links_go_to_what_is_there() -> None:
+    pages = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]+))?\)", text):
+            found = (path.parent / target).resolve() if target else path
+            assert found.exists(), f"{path.name}: {target}"
+            if anchor:
+                assert anchor in anchors(found.read_text(encoding="utf-8")), f"{path.name}: {target}#{anchor}"
+
+
+def test_every_page_is_in_the_index_of_the_docs() -> None:
+    index = PAGES[ROOT / "docs" / "README.md"]
+    for path in PAGES:
+        assert path.name == "README.md" or f"]({path.name})" in index, path.name
+
+
+def test_files_and_modules_named_in_the_pages_exist() -> None:
+    """`benchmarks/results/…` and `tests/…`, in the docs and in benchmarks/README.md."""
+    for text in (ALL_PAGES, (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")):
+        for name in re.findall(r"`((?:benchmarks|tests|config|onecard)/[\w./-]+\.\w+)`", text):
+            assert (ROOT / name).exists(), name
+
+
+def test_every_benchmark_and_every_result_is_told_of() -> None:
+    told = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    shared = ("accuracy_", "fit_")  # parts of plan_accuracy.py and fit.py
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        assert path.name in told or path.name.startswith(shared), path.name
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        assert f"`{path.name}`" in told, path.name
+
+
+def test_the_map_names_what_is_there() -> None:
     room = ""
-    for line in the_map.splitlines():
+    for line in THE_MAP.splitlines():
         if found := re.match(r"  (\w+)/ ", line):
             room = found[1]
         elif found := re.match(r"    (\w+)/ ", line):
@@ -105,19 +156,17 @@ def test_links_and_files_named_in_the_docs_exist() -> None:
             assert (ROOT / "onecard" / room / name).is_file() or (ROOT / "onecard" / name).is_file(), name
 
 
-def test_every_module_is_on_the_map_or_behind_its_dots() -> None:
-    the_map = README.split("## The map of the house")[1].split("```")[1]
+def test_every_room_is_on_the_map() -> None:
     for path in (ROOT / "onecard").iterdir():
         if path.name.startswith("__"):
             continue
         name = f"{path.name}/" if path.is_dir() else path.name
-        assert name in the_map, name
+        assert name in THE_MAP, name
 
 
 def test_every_module_of_the_data_room_is_on_the_map() -> None:
-    the_map = README.split("## The map of the house")[1].split("```")[1]
     for path in (ROOT / "onecard" / "data").rglob("*.py"):
-        assert path.name in the_map or path.name.startswith("__"), path.name
+        assert path.name in THE_MAP or path.name.startswith("__"), path.name
 
 
 def test_results_name_no_folders_of_the_machine_they_were_made_on() -> None:
@@ -158,11 +207,22 @@ def test_the_plan_shown_is_the_plan_made(
         for text in (shown, made)
     ]
     assert lines[0] == lines[1]
+
+
+def test_nanogpts_figures_in_the_docs_are_those_of_plan(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from onecard.cli import main
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     main(["plan", "config/train_fineweb.py", "--gpu=RTX 4070", "--as=nanogpt"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("nanoGPT, comp")]
     (_, _, _, _, compiled, *_), (_, _, _, _, eager, *_) = rows  # with CUDA itself
-    assert f"must have {compiled} GiB free for the config above there ({eager} with" in README
-    assert f"it takes {rows[0][6]} h" in README
+    said = PAGES[ROOT / "docs" / "plan.md"]
+    assert (
+        f"nanoGPT needs {compiled} GiB of the card ({eager} with `compile=False`) and {rows[0][6]} h" in said
+    )
 
 
 def _crossing(curve: list[list[float]], goal: float) -> float:
@@ -173,47 +233,47 @@ def _crossing(curve: list[list[float]], goal: float) -> float:
     raise AssertionError("not reached")
 
 
-def test_figures_in_the_readme_are_those_of_the_results() -> None:
+def test_figures_in_the_pages_are_those_of_the_results() -> None:
     import json
 
     results = ROOT / "benchmarks" / "results"
     parity = json.loads((results / "2026-11-15-parity-nanogpt-200-steps.json").read_text())
-    assert f"{parity['largest_difference']:.1e}".replace("e-07", "e-7") in README
+    assert f"{parity['largest_difference']:.1e}".replace("e-07", "e-7") in DOCS
     table = json.loads((results / "2026-11-15-memory-speed-table-h200.json").read_text())
     for row in (r for r in table["summary"] if r["suite"] == "table" and r["label"] != "plain"):
         speed = "1" if row["label"] == "nanogpt" else f"{row['speed_ratio']:.2f}"
-        assert f"| {row['peak_allocated_gib']:.2f} GiB | {speed} |" in README, row["label"]
+        assert f"| {row['peak_allocated_gib']:.2f} GiB | {speed} |" in DOCS, row["label"]
     notes = json.loads((results / "2026-11-16-memory-speed-notes-h200.json").read_text())["summary"]
     narrow = {r["label"]: r for r in notes if r["suite"] == "notes"}
     graph, plain = narrow["onecard exact graphs=True"], narrow["onecard exact"]
-    assert f"{graph['peak_allocated_gib']:.2f} GiB instead of 9.88 at {graph['speed_ratio']:.2f} of" in README
-    assert f"({plain['speed_ratio']:.2f} without)" in README
+    assert f"{graph['peak_allocated_gib']:.2f} GiB instead of 9.88 at {graph['speed_ratio']:.2f} of" in DOCS
+    assert f"({plain['speed_ratio']:.2f} without)" in DOCS
     graphs = json.loads((results / "2026-11-16-memory-speed-graphs-h200.json").read_text())["summary"]
     (wide,) = (r for r in graphs if r["label"] == "onecard exact graphs=True")
-    assert f"{wide['peak_allocated_gib']:.2f} GiB at {wide['speed_ratio']:.2f}" in README
+    assert f"{wide['peak_allocated_gib']:.2f} GiB at {wide['speed_ratio']:.2f}" in DOCS
     d32 = {r["part"]: r for r in json.loads((results / "2026-11-16-d32-h200.json").read_text())["rows"]}
     train, resume, sample = d32["train"], d32["resume"], d32["sample"]
-    assert f"{max(train['peak_reserved_gib'], resume['peak_reserved_gib']):.2f} GiB reserved" in README
-    assert f"{resume['host_peak_gib']:.1f} GiB of host memory" in README
-    assert f"passes at {train['of_matmul_rate']:.2f} of" in README
-    assert f"the update {train['update_share']:.1%}" in README
-    assert f"sampling takes {sample['peak_reserved_gib']:.2f} GiB" in README
+    assert f"{max(train['peak_reserved_gib'], resume['peak_reserved_gib']):.2f} GiB reserved" in DOCS
+    assert f"{resume['host_peak_gib']:.1f} GiB of host memory" in DOCS
+    assert f"passes at {train['of_matmul_rate']:.2f} of" in DOCS
+    assert f"the update {train['update_share']:.1%}" in DOCS
+    assert f"sampling takes {sample['peak_reserved_gib']:.2f} GiB" in DOCS
     curves = json.loads((results / "2026-11-16-tokens-to-loss-h200.json").read_text())["rows"]
     (goal,) = (r for r in curves if r["contender"] == "gpt2")
-    assert f"{goal['val_loss']:.3f} nats after 64M" in README
+    assert f"{goal['val_loss']:.3f} nats after 64M" in DOCS
     for name in ("2026", "matched"):
         (row,) = (r for r in curves if r["contender"] == name)
-        assert f"after {_crossing(row['val'], goal['val_loss']) / goal['tokens']:.0%}" in README
+        assert f"after {_crossing(row['val'], goal['val_loss']) / goal['tokens']:.0%}" in DOCS
     exact, tight = json.loads((results / "2026-11-16-tight-recipe-h200.json").read_text())["rows"]
-    assert f"{exact['val_loss']:.3f} exact and {tight['val_loss']:.3f} tight" in README
+    assert f"{exact['val_loss']:.3f} exact and {tight['val_loss']:.3f} tight" in DOCS
     recipe = json.loads((results / "2026-11-15-recipe-124m-h200.json").read_text())
     for row in recipe["rows"]:
-        assert f"{row['contender']} {row['val_loss']:.3f}" in README
+        assert f"{row['contender']} {row['val_loss']:.3f}" in DOCS
     large = json.loads((results / "2026-11-15-memory-speed-large-h200.json").read_text())
     for row in large["summary"]:
         pinned = f"{row['host_pinned_gib']:.1f} GiB " if row["host_pinned_gib"] else ""
         cells = f"| {row['peak_allocated_gib']:.2f} GiB | {pinned}| {row['tokens_per_s']:,} |"
-        assert cells in README, row["label"]
+        assert cells in DOCS, row["label"]
     kernels = json.loads((results / "2026-11-15-loss-kernels-h200.json").read_text())
     for contender, chunk in (("chunked-triton addmm", 4096), ("whole", None), ("liger_x8", None)):
         (row,) = (
@@ -221,18 +281,18 @@ def test_figures_in_the_readme_are_those_of_the_results() -> None:
             for r in kernels["rows"]
             if (r["contender"], r.get("chunk"), r.get("vocab")) == (contender, chunk, 50304)
         )
-        assert f"{row['ms']:.2f} ms in {row['extra_mib']:,.0f} MiB" in README
+        assert f"{row['ms']:.2f} ms in {row['extra_mib']:,.0f} MiB" in DOCS
     for name in ("2026-11-17-prepare-2-cores", "2026-11-15-prepare-16-cores"):
         prepared = json.loads((results / f"{name}.json").read_text())
         ours = prepared["speed"]["prepare"]
-        assert f"{ours['tokens_per_s'] / 1e6:.1f}M tokens/s ({ours['mb_per_s']:.0f} MB/s" in README
+        assert f"{ours['tokens_per_s'] / 1e6:.1f}M tokens/s ({ours['mb_per_s']:.0f} MB/s" in DOCS
         if "memory" in prepared:
             alone, copied = (prepared["speed"][f"fastokens {form}"] for form in ("str", "copied"))
-            assert f"{alone['prepare_reaches']:.2f} of its encoder alone" in README
-            assert f"{copied['prepare_reaches']:.2f} of it fed as `prepare` feeds it" in README
+            assert f"{alone['prepare_reaches']:.2f} of its encoder alone" in DOCS
+            assert f"{copied['prepare_reaches']:.2f} of it fed as `prepare` feeds it" in DOCS
             peaks = [prepared["memory"][size]["kernel_peak_mb_of_the_process"] for size in ("500 MB", "1 GB")]
             for size, peak in zip(("500 MB", "1 GB"), peaks, strict=True):
-                assert f"{peak} MB for {size}" in README
+                assert f"{peak} MB for {size}" in DOCS
             # What prepare is to reach: 85% of the encoder, 1.5 GB, and no more for twice the input.
             assert alone["same_number_of_tokens"] and alone["prepare_reaches"] >= 0.85
             assert max(peaks) < 1500 and abs(peaks[1] / peaks[0] - 1) <= 0.1
@@ -240,4 +300,4 @@ def test_figures_in_the_readme_are_those_of_the_results() -> None:
     assert all(exact["bins"]["same"].values())
     assert exact["paragraphs"]["different"] == exact["traps"]["different"] == 0
     for number in (exact["bins"]["documents"], exact["paragraphs"]["texts"], exact["traps"]["texts"]):
-        assert f"{number:,}" in README
+        assert f"{number:,}" in DOCS

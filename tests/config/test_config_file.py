@@ -259,7 +259,7 @@ def test_nothing_in_a_config_is_executed(
 
 # --- bounds -------------------------------------------------------------------------------------
 
-HOSTILE: dict[str, str | bytes] = {
+MALICIOUS: dict[str, str | bytes] = {
     "a tower of powers": "n_layer = 9**9**9",
     "a power of a large base": "n_layer = 1000000000 ** 60",
     "a chain of squares": "a = 10**6\nb = a*a\nc = b*b\nd = c*c",
@@ -289,10 +289,10 @@ HOSTILE: dict[str, str | bytes] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_refused_at_once(config: Path, name: str) -> None:
+@pytest.mark.parametrize("name", MALICIOUS)
+def test_a_malicious_file_is_refused_at_once(config: Path, name: str) -> None:
     started = time.process_time()
-    error = refusal(config, HOSTILE[name])
+    error = refusal(config, MALICIOUS[name])
     assert time.process_time() - started < 1.0
     assert str(config) in error.what
     assert len(str(error)) < 1000

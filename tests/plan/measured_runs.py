@@ -35,7 +35,7 @@ class Run:
 
 def rows_of(contender: str) -> list[dict[str, Any]]:
     """Of every table but the first, whose loss took chunks of another size."""
-    files = [f for f in sorted(RESULTS.glob("*memory-speed*h200.json")) if "first-table" not in f.name]
+    files = [f for f in sorted(RESULTS.glob("*memory-speed*h200.json")) if "chunk-2048" not in f.name]
     assert len(files) >= 5
     rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
     return [r for r in rows if r["case"]["contender"] == contender and "peak_allocated_gib" in r]

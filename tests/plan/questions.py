@@ -14,7 +14,7 @@ from onecard.plan.options import Options
 from onecard.plan.search import Question
 
 NOW = datetime(2026, 11, 16, 12, 0)  # a Monday
-# The notes' own: 16 × 32 sequences of 1024 tokens.
+# A width often seen on a 12 GB card: 16 × 32 sequences of 1024 tokens.
 NOTES = [
     "--n_layer=12", "--n_head=12", "--n_embd=576", "--vocab_size=50304", "--block_size=1024",
     "--batch_size=16", "--gradient_accumulation_steps=32", "--max_iters=6000",

@@ -68,7 +68,7 @@ def test_it_answers_at_once_and_without_torch(tmp_path: Path) -> None:
     assert ended.children_user + ended.children_system - began.children_user - began.children_system < 2.0
 
 
-# --- the notes' questions (every truth was measured or follows by arithmetic)
+# --- questions of people with a 12 GB card (every answer was measured or follows by arithmetic)
 def test_the_notes_run_as_nanogpt_trains_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Compiled it needs 9.9 GiB, eager 14.45: compile=False is no fix. A desktop takes what was left."""
     code, told = plan(capsys, *NOTES, "--as=nanogpt", "--max_iters=6000")

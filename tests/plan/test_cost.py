@@ -1,4 +1,4 @@
-"""Days, kilowatt-hours and money: the notes' own sums, done right."""
+"""Days, kilowatt-hours and money of a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cost(run: RunConfig, step: StepTime, **more: float) -> Cost:
 
 
 def test_six_thousand_iterations_as_nanogpt_runs_them() -> None:
-    """The notes hoped for 10 to 20 minutes. At 300 MFLOP a token the card's peak alone forbids it."""
+    """10 to 20 minutes are hoped for. At 300 MFLOP a token the card's peak alone forbids it."""
     assert FORTY.parameters == pytest.approx(40.95e6, rel=0.001)
     step = nanogpt_step_time(FORTY, 16, 512, rates(), compiled=True)
     assert step.tokens == 524_288
@@ -55,7 +55,7 @@ def test_ours_is_no_slower_than_nanogpts() -> None:
 
 
 def test_d32_takes_months() -> None:
-    """37.6B tokens; the notes' 28 to 45 days would be above the card's peak."""
+    """37.6B tokens; 28 to 45 days would be above the card's peak."""
     step = step_time(D32, D32_SETTING, "bfloat16", rates(), 256, by_muon=True)
     steps = 37_600_000_000 // 524_288
     words = ["--arch=nanochat", "--generation=2025", "--depth=32", "--vocab_size=65536", "--block_size=2048",

@@ -75,7 +75,7 @@ def test_of_equally_fast_settings_the_plainest_is_taken() -> None:
 
 
 def test_the_notes_run_fits_their_card_as_it_is() -> None:
-    """The question the notes began with: 12 GB, of which a desktop takes some."""
+    """12 GB, of which a desktop takes some."""
     found = asked(NOTES, gib=11.0)
     assert found.fits and found.given.fits
     assert found.choice is not None

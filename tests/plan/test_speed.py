@@ -31,7 +31,7 @@ RTX_4070 = known_rates("RTX 4070")
 
 # Measured when that shared host needed a quarter to a half more time than at others for the same work:
 # 576 wide is 21% faster with CUDA graphs, which take the host out of it; 1 and 4 sequences were a third and a
-# quarter faster in the grid of another day (benchmarks/results/*plan-accuracy*).
+# quarter faster in the grid (benchmarks/results/plan_accuracy_*).
 HOST_BOUND = {
     "onecard exact 12L 576 16x1024 acc4",
     *(f"onecard exact 12L 768 {batch}x1024 acc4" for batch in (1, 2, 4, 8)),

@@ -80,7 +80,7 @@ def test_of_a_card_that_is_sold_in_two_sizes_the_speed_is_known(run: Callable[..
     assert code == 2 and "more than one card" in err
 
 
-# --- the notes' run -----------------------------------------------------------------------------
+# --- 41M parameters on an RTX 4070 ---------------------------------------------------------------
 
 
 def test_the_40m_model_on_a_4070() -> None:
@@ -503,7 +503,7 @@ def test_every_log_that_can_be_read_gets_an_answer_or_a_reason(
     assert "NaN" not in json.dumps(eta_command.to_json(found, now))
 
 
-# --- what a newcomer pastes
+# --- the first lines of a log
 FIRST_LINES = (
     "step 0: train loss 10.9000, val loss 10.9000\n"
     "iter 0: loss 10.9000, time 154425.28ms, mfu -100.00%\n"

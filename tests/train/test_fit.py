@@ -270,7 +270,7 @@ def test_a_tight_setting_after_a_tight_one_is_judged_before_it_is_left(
         monkeypatch.setattr(Refit, name, lambda refit, *_: 100.0 if refit.fit.as_given else 80.0)
     train(config("--max_iters=96"))
     changes = [(e["where"], e["step"]) for e in events("out") if e["event"] == "refitted"]
-    assert changes == [("training", 16), ("back", 32)], "32: the second look at the smaller one"
+    assert changes == [("training", 16), ("back", 32)], "32: the smaller one, looked at twice"
 
 
 def test_a_setting_that_became_tight_is_judged_by_what_it_is_now(

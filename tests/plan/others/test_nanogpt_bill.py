@@ -1,4 +1,4 @@
-"""nanoGPT's bill against measured runs, against itself, and against what users' notes claim."""
+"""nanoGPT's bill against measured runs, against itself, and against what people say of it."""
 
 from __future__ import annotations
 
