@@ -1,6 +1,6 @@
 # make demo    from nothing to a trained, sampled GPT in a few minutes, on the GPU or the CPU
 # make test    the test suite          make lint    ruff and mypy
-# make test-long                       what is too much for every change: damage, kills, hostile files
+# make test-long                       what is too much for every change: damage, kills, damaged files
 # make fuzz ROUNDS=5                  property tests with fresh random examples
 # make catalogues                      what people read, extracted and compiled for translation
 # make gpu-test PYTHON=...             tests marked gpu with a given interpreter, nothing installed
@@ -43,7 +43,7 @@ demo: $(VENV)/.train
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
-# What takes too long for every change: many random damages, kills and hostile files.
+# What takes too long for every change: many random damages, kills and damaged files.
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m long
 

@@ -95,6 +95,11 @@ def _(text: str) -> str:
     return text if language == "en" else _Sentence(_catalogue(language).gettext(text))
 
 
+def N_(text: str) -> str:  # noqa: N802 - gettext's own name
+    """Marks a sentence that is translated where it is shown."""
+    return text
+
+
 def ngettext(one: str, many: str, count: int) -> str:
     """The same where the number decides between two forms."""
     return _Sentence(_catalogue(wanted_language()).ngettext(one, many, count))

@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCALE = ROOT / "onecard" / "locale"
 TEMPLATE = LOCALE / "onecard.pot"
 LANGUAGES = {"es": "Spanish", "de": "German"}
-KEYWORDS: dict[str, Any] = {"_": None, "ngettext": (1, 2)}
+# What a knob does is its third argument, what an option does its second; N_ marks what is translated where it
+# is shown.
+KEYWORDS: dict[str, Any] = {"_": None, "N_": None, "ngettext": (1, 2), "knob": (3,), "option": (2,)}
 
 
 class PlainCatalog(Catalog):

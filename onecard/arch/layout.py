@@ -99,7 +99,7 @@ class Setting:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-# In bf16 twice as many bytes: 412 MB at GPT-2's vocabulary (see the logbook).
+# In bf16 twice as many bytes: 412 MB at GPT-2's vocabulary (docs/lessons.md).
 _DEFAULT_CHUNK_LOGITS = 4096 * 50304
 
 

@@ -31,8 +31,14 @@ def front_page(verbs: Mapping[str, Verb]) -> str:
 
 def page(verb: Verb, *, everything: bool) -> str:
     """`everything`: all knobs of the config by group, else those that people use."""
+    options = " [--OPTION ...]" if knobs(verb.options) else ""
     knobs_shown = " [--KNOB=VALUE ...]" if verb.config is not None else ""
-    lines = [f"onecard {verb.name} {verb.usage} [--OPTION ...]{knobs_shown}", "", _(verb.summary)]
+    summary = _(verb.summary)
+    lines = [
+        f"onecard {verb.name} {verb.usage}{options}{knobs_shown}",
+        "",
+        f"{summary[:1].upper()}{summary[1:]}.",
+    ]
     lines += [_(verb.about)] if verb.about else []
     if verb.words:
         lines += ["", *(_line(name, _(text)) for name, text in verb.words)]
@@ -48,9 +54,7 @@ def page(verb: Verb, *, everything: bool) -> str:
             rest = len(fields) - len(common)
             if rest:
                 lines.append("")
-                lines.append(
-                    _("{n} more: onecard {verb} --help-all").format(n=rest, verb=verb.name)
-                )
+                lines.append(_("{n} more: onecard {verb} --help-all").format(n=rest, verb=verb.name))
         lines += ["", _("--name=value, --name value and --switch are understood, - and _ alike.")]
     return _fitted(lines, _TEXT)
 

@@ -37,7 +37,11 @@ def parse(verb: Verb, words: Sequence[str]) -> tuple[Any, list[str]]:
     own, rest = _split(verb, list(words))
     if verb.config is None:
         _count(verb, rest)
-    return load_config(verb.options, own), rest
+    try:
+        return load_config(verb.options, own), rest
+    except UserError as error:
+        error.hint = error.hint or f"onecard {verb.name} --help"
+        raise
 
 
 def _split(verb: Verb, queue: list[str]) -> tuple[list[str], list[str]]:

@@ -30,6 +30,10 @@ from onecard.config.files import (
 )
 from onecard.errors import UserError
 
+# As people write them, and as the knobs do; both ways, for some knobs take the short ones.
+_SPELLINGS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32",
+              "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # fmt: skip
+
 # nanochat's names for which -1 means: find out yourself.
 NANOCHATS_AUTO = ("num_iterations", "total_batch_size")
 
@@ -46,12 +50,14 @@ def knob(
     changes_result: bool = True,
     alias: str = "",
     alias_values: Mapping[bool, str] | None = None,
+    common: bool = False,
 ) -> Any:
     """A field of a config. `kind` is int, float, bool, str or tokens; default None means auto.
 
     `changes_result=False` marks knobs that may differ between a run and its continuation without
     making it another experiment (logging, device, ...). `alias` is another project's name for the
-    knob; with `alias_values` a switch whose two positions mean those.
+    knob; with `alias_values` a switch whose two positions mean those. `common` ones are in --help,
+    all of them in --help-all.
     """
     if high is None and kind in ("int", "tokens"):
         high = MAX_INTEGER
@@ -60,9 +66,31 @@ def knob(
         metadata={
             "kind": kind, "help": text, "group": group, "low": low, "high": high,
             "choices": choices, "changes_result": changes_result, "alias": alias,
-            "alias_values": alias_values or {},
+            "alias_values": alias_values or {}, "common": common, "knob": True, "value": "",
         },
     )  # fmt: skip
+
+
+def option(
+    kind: str, text: str, *, default: Value = None, group: str = "options", low: float | None = None,
+    high: float | None = None, choices: tuple[str, ...] = (), value: str = "",
+) -> Any:  # fmt: skip
+    """A field of a verb's own options: read like a knob, no part of a run. `value` names what it takes."""
+    if kind == "bool":
+        default = bool(default)
+    field = knob(kind, default, text, group=group, low=low, high=high, choices=choices)
+    return dataclasses.field(default=default, metadata={**field.metadata, "knob": False, "value": value})
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """The name behind --. Words of Python's own (as) have an underscore behind them in the code."""
+    return field.name.rstrip("_")
+
+
+def takes_value(cls: type[Config], name: str) -> bool:
+    """Does a word follow this flag? Switches stand alone."""
+    fields = {flag_of(f): f for f in knobs(cls)}
+    return name in fields and fields[name].metadata["kind"] != "bool"
 
 
 def own_record() -> Any:
@@ -120,7 +148,7 @@ def load_config(
     config file serves train and sample. `earlier` may add values of a run that is continued, given
     what was set now and where; they count as set, and are checked together with the rest.
     """
-    fields = {f.name: f for f in knobs(cls)}
+    fields = {flag_of(f): f for f in knobs(cls)}
     defaults: dict[str, Any] = {name: f.default for name, f in fields.items()}
     values: dict[str, Value] = {}
     origins: dict[str, str] = {}
@@ -142,11 +170,11 @@ def load_config(
                 if f.metadata["alias_values"]}  # fmt: skip
     by_alias = {f.metadata["alias"]: f for f in fields.values() if not f.metadata["alias_values"]}
 
-    def takes_value(name: str) -> bool:
+    def needs_word(name: str) -> bool:
         field = fields.get(name) or by_alias.get(name)
         return field is not None and field.metadata["kind"] != "bool"
 
-    for argument in split_arguments(arguments, takes_value):
+    for argument in split_arguments(arguments, needs_word):
         if argument.name == "":
             parsed = read_config_file(
                 str(argument.value), {**dict.fromkeys({*also_known, *aliases}), **defaults, **values}
@@ -228,16 +256,26 @@ def _typed(field: dataclasses.Field[Any], assignment: Assignment, from_text: boo
     if kind == "str" and not isinstance(value, str):
         value = raw  # --out_dir=7 means the text
     converted = _convert(kind, value)
+    choices = field.metadata["choices"]
+    if choices and str(converted).lower() in choices:
+        converted = str(converted).lower()
+    elif choices and _SPELLINGS.get(str(converted).lower()) in choices:
+        converted = _SPELLINGS[str(converted).lower()]
     if converted is None:
         if kind in ("int", "float", "tokens") and re.fullmatch(r"\s*[+-]?\d{19,}\s*", str(raw)):
             raise UserError(
-                f"{field.name} cannot be {shortened(raw)} ({assignment.origin})", "that is too large"
+                f"{_shown(field)} cannot be {shortened(raw)}{_where(field, assignment)}",
+                "that is too large",
             )
-        if field.metadata["choices"]:
+        if choices:
             _check_range(field, str(raw), assignment)
         article = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text",
                    "tokens": "a number of tokens such as 3.2B, 100M or 5_000_000"}[kind]  # fmt: skip
-        raise UserError(f"{field.name} takes {article}, not {shortened(raw)} ({assignment.origin})")
+        comma = re.fullmatch(r"\s*\d+,\d+\s*", str(raw)) if kind in ("float", "tokens") else None
+        hint = f"--{_shown(field).lstrip('-')}={str(raw).strip().replace(',', '.')}" if comma else ""
+        raise UserError(
+            f"{_shown(field)} takes {article}, not {shortened(raw)}{_where(field, assignment)}", hint=hint
+        )
     _check_range(field, converted, assignment)
     return converted
 
@@ -259,34 +297,37 @@ def _convert(kind: str, value: Value) -> Value:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     if kind == "float":
-        return float(value)
+        return float(value) + 0.0  # nobody wants to read -0.0
     return int(value) if value == int(value) else None
+
+
+def _shown(field: dataclasses.Field[Any]) -> str:
+    name = flag_of(field)
+    return name if field.metadata["knob"] else f"--{name.replace('_', '-')}"
+
+
+def _where(field: dataclasses.Field[Any], assignment: Assignment) -> str:
+    """A knob may stand in a file; an option was typed just now."""
+    return f" ({assignment.origin})" if field.metadata["knob"] else ""
 
 
 def _check_range(field: dataclasses.Field[Any], value: Value, assignment: Assignment) -> None:
     low, high, choices = field.metadata["low"], field.metadata["high"], field.metadata["choices"]
-    what = f"{field.name} cannot be {shortened(value)} ({assignment.origin})"
+    what = f"{_shown(field)} cannot be {shortened(value)}{_where(field, assignment)}"
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)
+        auto = ", auto" if field.default is None and field.metadata["knob"] else ""
         raise UserError(
             what,
-            f"it is one of: {', '.join(choices)}" + (", auto" if field.default is None else ""),
+            f"it is one of: {', '.join(choices)}{auto}",
             f"did you mean {near[0]}?" if near else "",
         )
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
+    outside = (low is not None and value < low) or (high is not None and value > high)
+    if outside and not field.metadata["knob"] and None not in (low, high):
+        raise UserError(what, f"it is a number from {low:,} to {high:,}")
     if low is not None and value < low:
         raise UserError(what, f"the least is {low}")
     if high is not None and value > high:
         raise UserError(what, f"the most is {high}")
-
-
-def describe_knobs(cls: type[Config]) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """(group, [(name, default, help)]) for --help."""
-    groups: dict[str, list[tuple[str, str, str]]] = {group: [] for group in cls.groups}
-    for f in knobs(cls):
-        default = "auto" if f.default is None else repr(f.default)
-        alias = f.metadata["alias"]
-        text = f.metadata["help"] + (f" (also --{alias.replace('_', '-')})" if alias else "")
-        groups.setdefault(f.metadata["group"], []).append((f.name, default, text))
-    return list(groups.items())

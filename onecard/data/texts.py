@@ -1,7 +1,7 @@
 """Many texts as UTF-8, which is what files hold and what encoders read.
 
 Python's strings lie between the two: each is made of UTF-8, and made into UTF-8 again when an encoder wants
-it, one after the other under Python's lock. That was a third of prepare's time (docs/logbook.md).
+it, one after the other under Python's lock. That was a third of prepare's time (docs/lessons.md).
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ SOURCES = {
 }
 
 
-def gpus_command(name: str | None, as_json: bool) -> int:
-    """This machine and all known cards or, with a name, everything known about that card."""
+def gpus_command(name: str | None, *, everything: bool, as_json: bool) -> int:
+    """This machine; with `everything` all known cards too; with a name, all that is known of that card."""
     card = find_card(name) if name is not None else None
     gpus, trouble = survey_gpus()
     cpu = local_cpu()
@@ -46,7 +46,10 @@ def gpus_command(name: str | None, as_json: bool) -> int:
         _print_card(console, card, gpus)
     else:
         _print_machine(console, gpus, trouble, cpu)
-        _print_all(console, {gpu.card for gpu in gpus})
+        if everything:
+            _print_all(console, {gpu.card for gpu in gpus})
+        else:
+            console.print("the figures of all known cards: onecard gpus --all", soft_wrap=True)
     return 0
 
 

@@ -14,7 +14,7 @@ from the largest |m| of the block down to 4e-9 of it, a step being 3% of the val
 a thousandth of it. The second moment spans twice as many decades, so its square root is coded, on the
 same curve. A positive second moment never gets below the code at which its root is as small as the
 smallest first moment: what is left of an average can then not meet a denominator that is gone.
-docs/logbook.md has the measurements this choice is made by.
+docs/lessons.md has the measurements this choice is made by.
 
 Everything is plain arithmetic without branches on data: it runs eager on the CPU, and the compiler makes
 one pass over memory of it. What changes from step to step comes as 0-dim tensors, since a Python number

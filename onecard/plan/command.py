@@ -19,7 +19,7 @@ from onecard.plan.answer import Answer, answer, check_horizon, comparable, prepa
 from onecard.plan.largest import Size, best_for_time, flags_of, largest_models, longest_blocks
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, find_target
-from onecard.plan.options import Options, budget_seconds, split_words
+from onecard.plan.options import Options, budget_seconds
 from onecard.plan.scaling import BITS
 from onecard.plan.search import kind
 from onecard.plan.tables import Row, print_rows
@@ -32,11 +32,12 @@ _WEEK = 7 * 86400.0
 USUAL_HOST_RAM = 32.0
 
 
-def plan_command(words: Sequence[str], load: Callable[[Sequence[str]], tuple[RunConfig, int]]) -> int:
-    """`load` reads a config out of the words that are not plan's own, and how many steps of it are done."""
-    options, rest = split_words(words)
+def plan_command(
+    options: Options, words: Sequence[str], load: Callable[[Sequence[str]], tuple[RunConfig, int]]
+) -> int:
+    """`load` reads a config out of the words, and how many steps of it are done."""
     with english(options.json):
-        config, done = load(rest)
+        config, done = load(words)
         return _plan(replace(options, steps_done=done), config)
 
 

@@ -1,150 +1,66 @@
-"""The words of `onecard plan` that are its own; all others belong to the config."""
+"""The options of `onecard plan`, and times as people say them."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
-from typing import Any
+from typing import ClassVar
 
-from onecard.config.knobs import knobs
-from onecard.config.run import RunConfig
+from onecard.config.knobs import Config, option
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.language import _
 from onecard.plan.cost import CURRENCY, PRICE, usual_idle_watts
 
-_SWITCHES = ("json", "compare", "largest", "stages", "formulas")
-_VALUES = ("gpu", "as", "idle_watts", "price", "currency", "by", "host_ram", "tflops", "bandwidth",
-           "watts")  # fmt: skip
-OWN_WORDS = (*_SWITCHES, *_VALUES)
 _CLOCK = r"([01]?[0-9]|2[0-3]):([0-5][0-9])"
 _ZONE = re.compile(_CLOCK + r"(?::[0-9.]+)?\s*(?:z|[a-z]{3,4}|[+-][0-9:]{1,5})$")
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
-@dataclass(frozen=True)
-class Options:
-    gpu: str | None = None
-    as_: str | None = None  # "nanogpt": price nanoGPT's own trainer
-    json: bool = False
-    compare: bool = False
-    largest: bool = False
-    stages: bool = False
-    formulas: bool = False
-    idle_watts: float | None = None  # None: what is usual beside such a card
-    price: float = PRICE
-    currency: str = CURRENCY
-    by: str | None = None  # a time budget
-    host_ram: float | None = None  # GiB
-    # Figures of the card, instead of the table's: see plan/machine.py.
-    tflops: float | None = None
-    bandwidth: float | None = None
-    watts: float | None = None
+@dataclass(frozen=True, kw_only=True)
+class Options(Config):
+    """What `onecard plan` is asked, besides the config."""
+
+    groups: ClassVar[tuple[str, ...]] = ("the card", "what to answer", "money")
+
+    # fmt: off
+    gpu: str | None = option("str", "the card to plan for; this machine's unless given", group="the card", value="CARD")
+    tflops: float | None = option("float", "its rate, where `onecard gpus` does not list it: bf16 with fp32 sums, dense", group="the card", low=0.01, high=100_000, value="N")
+    bandwidth: float | None = option("float", "and that of its memory, in GB/s; how much memory: --vram_limit, or a name with \"12GB\"", group="the card", low=0.01, high=1_000_000, value="N")
+    watts: float | None = option("float", "its power limit, for energy and money", group="the card", low=0.01, high=100_000, value="N")
+    host_ram: float | None = option("float", "GiB of memory in its PC; 2 are left to the system. This one's unless --gpu is given", group="the card", low=0, high=1_000_000, value="GIB")
+    compare: bool = option("bool", "every way to run it: exact, low-bit, recompute, offload", group="what to answer")
+    stages: bool = option("bool", "what to turn on again after an emergency setting, in which order, and what each step gains", group="what to answer")
+    largest: bool = option("bool", "the largest model and the longest block that fit, and the best model for a week", group="what to answer")
+    by: str | None = option("str", "the best model for another time: 12h, 30d, \"sunday 20:00\", 2027-01-31", group="what to answer", value="TIME")
+    as_: str | None = option("str", "what nanoGPT's own trainer would need, compiled and not: --as nanogpt", group="what to answer", choices=("nanogpt",), value="TRAINER")
+    formulas: bool = option("bool", "every line of the memory bill with its formula", group="what to answer")
+    json: bool = option("bool", "everything, for programs", group="what to answer")
+    price: float = option("float", "of a kWh", default=PRICE, group="money", low=0, high=1_000_000, value="N")
+    currency: str = option("str", "of the price", default=CURRENCY, group="money", value="NAME")
+    idle_watts: float | None = option("float", "what the PC draws besides the card: 80, in a laptop 25", group="money", low=0, high=100_000, value="N")
+    # fmt: on
     steps_done: int = 0  # of a run that goes on
+
+    def check(self) -> None:
+        sizes = [name for name in ("largest", "by") if self.is_set(name)]
+        others = [name for name in ("compare", "stages") if self.is_set(name)]
+        if self.as_ is not None and (sizes or others):
+            raise UserError(
+                _("--as and --{name} do not go together").format(name=[*others, *sizes][0]),
+                hint="onecard plan --help",
+            )
+        if sizes and others:
+            raise UserError(
+                _("--{one} and --{other} do not go together").format(one=sizes[0], other=others[0]),
+                _("the one is about other models, the other about this one"),
+                _("ask one after the other"),
+            )
 
     def idle_watts_beside(self, card: Card) -> float:
         return usual_idle_watts(card) if self.idle_watts is None else self.idle_watts
-
-
-def split_words(words: Sequence[str]) -> tuple[Options, list[str]]:
-    """Plan's own options, and the words for the config in their order."""
-    found: dict[str, Any] = {}
-    rest: list[str] = []
-    queue = list(words)
-    while queue:
-        word = queue.pop(0)
-        name, equals, value = word[2:].partition("=") if word.startswith("--") else ("", "", "")
-        name = name.replace("-", "_")
-        if name in _SWITCHES:
-            if equals and value.lower() not in ("true", "1", "yes"):
-                raise UserError(_("--{name} takes no value").format(name=name))
-            found[name] = True
-        elif name in _VALUES:
-            if not equals:
-                if not queue or queue[0].startswith("--"):
-                    raise UserError(_("--{name} needs a value").format(name=name), hint="onecard plan --help")
-                value = queue.pop(0)
-            found["as_" if name == "as" else name] = value
-        else:
-            rest.append(word)
-    for name, most in (("idle_watts", 1e5), ("price", 1e6), ("host_ram", 1e6)):
-        if name in found:
-            found[name] = _number(name, found[name], most)
-    for name, most in (("tflops", 1e5), ("bandwidth", 1e6), ("watts", 1e5)):
-        if name in found:
-            found[name] = _figure(name, found[name], most)
-    for word in rest:
-        _refuse_a_slip(word)
-    others = [name for name in ("compare", "largest", "stages", "by") if name in found]
-    if "as_" in found and others:
-        raise UserError(
-            _("--as and --{name} do not go together").format(name=others[0]), hint="onecard plan --help"
-        )
-    sizes = [name for name in ("largest", "by") if name in found]
-    others = [name for name in ("compare", "stages") if name in found]
-    if sizes and others:
-        raise UserError(
-            _("--{one} and --{other} do not go together").format(one=sizes[0], other=others[0]),
-            _("the one is about other models, the other about this one"),
-            _("ask one after the other"),
-        )
-    found |= {"as_": found["as_"].lower()} if "as_" in found else {}  # nanoGPT is how its name is written
-    if found.get("as_", "nanogpt") != "nanogpt":
-        raise UserError(
-            _("--as cannot be '{value}'").format(value=found["as_"]),
-            _("the other trainer that can be priced is nanoGPT's own"),
-            "--as nanogpt",
-        )
-    return Options(**found), rest
-
-
-def _refuse_a_slip(word: str) -> None:
-    """`--compair` is one of ours misspelled, not a knob."""
-    name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
-    if not name or name in {f.name for f in knobs(RunConfig)}:
-        return
-    near = difflib.get_close_matches(name, OWN_WORDS, n=1, cutoff=0.75)
-    knob = difflib.get_close_matches(name, [f.name for f in knobs(RunConfig)], n=1, cutoff=0.75)
-    if near and not knob:
-        raise UserError(
-            _("there is no --{name}").format(name=name),
-            hint=_("did you mean --{near}?").format(near=near[0].replace("_", "-")),
-        )
-
-
-def _number(name: str, text: str, most: float) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number <= most:
-        point = text.replace(",", ".", 1)
-        hint = f"--{name.replace('_', '-')}={point}" if re.fullmatch(r"\d+,\d+", text) else ""
-        what = _("--{name} is '{text}'").format(name=name, text=text)
-        raise UserError(what, _("it is a number from 0 to {most:,.0f}").format(most=most), hint)
-    return number + 0.0  # -0 is a number from 0 on too, but nobody wants to read "-0.00"
-
-
-def _figure(name: str, text: str, most: float) -> float:
-    """Of a card: none is 0."""
-    units = {"tflops": "TFLOPS (bf16, dense)", "bandwidth": "GB/s", "watts": "W"}
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number <= most:
-        raise UserError(
-            _("--{name} is '{text}'").format(name=name, text=text),
-            _("it is a number above 0 and at most {most:,.0f}, in {unit}").format(
-                most=most, unit=units[name]
-            ),
-            f"--{name} 200",
-        )
-    return number
 
 
 def budget_seconds(text: str, now: datetime) -> float:

@@ -37,18 +37,14 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def eta_command(
-    source: str, known: Known, *, tokens: str | None, config_file: str | None, gpu: str | None, as_json: bool
-) -> int:
+def eta_command(source: str, known: Known, *, config_file: str | None, gpu: str | None, as_json: bool) -> int:
     with english(as_json):
-        return _eta(source, known, tokens, config_file, gpu, as_json)
+        return _eta(source, known, config_file, gpu, as_json)
 
 
-def _eta(
-    source: str, known: Known, tokens: str | None, config_file: str | None, gpu: str | None, as_json: bool
-) -> int:
+def _eta(source: str, known: Known, config_file: str | None, gpu: str | None, as_json: bool) -> int:
     card = match_rates(gpu) or find_card(gpu) if gpu is not None else None
-    known = _with_options(known, tokens, config_file)
+    known = _with_config(known, config_file)
     text = decode(_content(source))
     log = read_log(text)
     if log is None and TRAINER.search(text):
@@ -111,22 +107,13 @@ def _name(source: str) -> str:
     return _("what was pasted") if source == "-" else source
 
 
-def _with_options(known: Known, tokens: str | None, config_file: str | None) -> Known:
-    """The options in their types and ranges, which are those of the knobs of the same names."""
-    if tokens is not None and known.max_iters is not None:
+def _with_config(known: Known, config_file: str | None) -> Known:
+    if known.tokens is not None and known.max_iters is not None:
         raise UserError(_("--tokens and --max-iters both say when the run ends"), hint=_("keep one of them"))
-    if known.max_iters is not None and known.max_iters < 1:
-        raise UserError(
-            _("{name} is {value}").format(name="--max-iters", value=known.max_iters),
-            _("it has to be 1 or more"),
-        )
-    names = ("max_iters", "batch_size", "block_size", "gradient_accumulation_steps")
-    words = [f"--{name}={value}" for name in names if (value := getattr(known, name)) is not None]
-    checked = load_config(RunConfig, [*words, *([f"--tokens={tokens}"] if tokens is not None else [])])
-    if config_file is not None:
-        others = frozenset(field.name for field in knobs(SampleConfig))
-        known = replace(known, config=load_config(RunConfig, [config_file], also_known=others))
-    return replace(known, tokens=checked.tokens)
+    if config_file is None:
+        return known
+    others = frozenset(field.name for field in knobs(SampleConfig))
+    return replace(known, config=load_config(RunConfig, [config_file], also_known=others))
 
 
 def _pause_of(source: str) -> str:

@@ -8,19 +8,21 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 import onecard
 from onecard import cli
-from onecard.config.knobs import Config, knobs
+from onecard.cli.configs import config_of_sample
+from onecard.cli.verbs import NOT_YET, VERBS
+from onecard.config.knobs import Config, knobs, load_config
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass
@@ -90,13 +92,10 @@ def test_threads_do_not_wait_by_spinning_unless_the_user_says_so(monkeypatch: py
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
 def test_help_goes_to_stdout_and_names_every_verb(run: Command, word: str) -> None:
-    from onecard.verbs import app
-
     answer = run(word)
     assert (answer.code, answer.err) == (0, "")
-    verbs = {name for name in app if not name.startswith("-")} | set(cli.CONFIG_VERBS)
-    assert {"prepare", "train", "sample", "export", "gpus", "bench"} <= verbs
-    assert [verb for verb in verbs if f"onecard {verb} " not in answer.out] == []
+    assert {"prepare", "train", "sample", "export", "gpus", "bench"} <= set(VERBS)
+    assert [verb for verb in VERBS if f"onecard {verb} " not in answer.out] == []
 
 
 def test_no_arguments_show_the_help_and_count_as_wrong_use(run: Command) -> None:
@@ -105,55 +104,93 @@ def test_no_arguments_show_the_help_and_count_as_wrong_use(run: Command) -> None
     assert answer.out == run("--help").out
 
 
-@pytest.mark.parametrize(("verb", "cls"), [("train", RunConfig), ("sample", SampleConfig)])
+CONFIGS = [("plan", RunConfig), ("train", RunConfig), ("sample", SampleConfig)]
+
+
+def flags_in(page: str) -> list[tuple[str, str]]:
+    """(name, default) of the knobs on a page."""
+    return re.findall(r"^  --(\w+)=(\S+)", page, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("verb", "cls"), [("plan", RunConfig), ("train", RunConfig), ("sample", SampleConfig)]
+)
+def test_all_knobs_are_listed_once_with_their_defaults(run: Command, verb: str, cls: type[Config]) -> None:
+    answer = run(verb, "--n_layer=many", "--help-all")
+    assert (answer.code, answer.err) == (0, "")
+    expected = {f.name: "auto" if f.default is None else repr(f.default) for f in knobs(cls)}
+    assert dict(flags_in(answer.out)) == expected
+    assert len(flags_in(answer.out)) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("verb", "cls"), [("plan", RunConfig), ("train", RunConfig), ("sample", SampleConfig)]
+)
 @pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help_of_a_verb_lists_every_knob_with_its_default(
+def test_help_has_the_knobs_that_people_use_and_says_how_many_more_there_are(
     run: Command, verb: str, cls: type[Config], word: str
 ) -> None:
     answer = run(verb, "--n_layer=many", word)
+    shown = [name for name, _ in flags_in(answer.out)]
     assert (answer.code, answer.err) == (0, "")
-    listed = re.findall(r"^  --(\w+) .* \[(.*)\]$", answer.out, flags=re.MULTILINE)
-    assert sorted(listed) == sorted(
-        (f.name, "auto" if f.default is None else repr(f.default)) for f in knobs(cls)
-    )
+    assert shown == [f.name for f in knobs(cls) if f.metadata["common"]]
+    assert len(shown) <= 15
+    assert f"{len(knobs(cls)) - len(shown)} more: onecard {verb} --help-all" in answer.out
 
 
-KNOB_GROUPS = ["model", "batch and horizon", "how a step is carried out", "optimizer", "schedule", "data",
-               "output", "other"]  # fmt: skip
+KNOB_GROUPS = [
+    "model",
+    "batch and horizon",
+    "speed and memory",
+    "optimizer",
+    "schedule",
+    "data",
+    "output",
+    "other",
+]
 
 
 @pytest.mark.parametrize(
     ("verb", "own"),
     [
         ("plan", ["the card", "what to answer", "money"]),
-        ("train", ["a running job"]),
+        ("train", ["a job that is running", "options"]),
     ],
 )
-def test_help_goes_from_what_is_asked_first_to_what_is_asked_last(
+def test_all_help_goes_from_what_is_asked_first_to_what_is_asked_last(
     run: Command, verb: str, own: list[str]
 ) -> None:
-    out = run(verb, "--help").out
+    out = run(verb, "--help-all").out
     assert re.findall(r"^([^\s-][^:\n]*):$", out, flags=re.MULTILINE) == [*own, *KNOB_GROUPS]
     groups = dict(re.findall(r"^([^\s-][^:\n]*):\n((?:  .*\n?)+)", out, flags=re.MULTILINE))
-    listed = re.findall(r"^  --(\w+)", "".join(groups[group] for group in KNOB_GROUPS), re.MULTILINE)
-    assert sorted(listed) == sorted(f.name for f in knobs(RunConfig))
     assert {"n_layer", "depth", "vocab_size"} <= set(re.findall(r"--(\w+)", groups["model"]))
     assert {"batch_size", "block_size", "tokens"} <= set(re.findall(r"--(\w+)", groups["batch and horizon"]))
-    memory = set(re.findall(r"--(\w+)", groups["how a step is carried out"]))
+    memory = set(re.findall(r"--(\w+)", groups["speed and memory"]))
     assert {"recompute", "offload", "vram_limit", "compile", "dtype"} <= memory
 
 
-def test_every_word_of_plans_own_is_in_its_help_and_comes_before_the_knobs(run: Command) -> None:
-    from onecard.plan.options import OWN_WORDS
+@pytest.mark.parametrize("name", VERBS)
+def test_every_option_of_a_verb_is_on_its_page_with_what_it_does(run: Command, name: str) -> None:
+    verb = VERBS[name]
+    answer = run(name, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith(f"onecard {name} {verb.usage}")
+    for field in knobs(verb.options):
+        shown = f"  --{field.name.rstrip('_').replace('_', '-')}"
+        assert re.search(rf"^{re.escape(shown)}( [A-Z,.]+)?\s+\S", answer.out, flags=re.MULTILINE), shown
+    words = " ".join(answer.out.split())
+    assert [text for _, text in verb.words if " ".join(text.split()) not in words] == []
 
-    before = run("plan", "--help").out.partition("The knobs;")[0]
-    assert [word for word in OWN_WORDS if f"  --{word.replace('_', '-')} " not in before] == []
 
-
-@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in ("plan", "train", "sample"))])
+@pytest.mark.parametrize(
+    "words", [[], *([verb, each] for verb in VERBS for each in ("--help", "--help-all"))]
+)
+@pytest.mark.parametrize("language", ["en", "de", "es"])
 def test_help_fits_a_terminal_of_80_columns(
-    run: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Command, words: list[str], language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ONECARD_LANG", language)
+    monkeypatch.setenv("COLUMNS", "1000")
     whole = run(*words).out.split()
     monkeypatch.setenv("COLUMNS", "80")
     shown = run(*words).out
@@ -170,13 +207,6 @@ def test_help_is_instant() -> None:
         assert in_a_process("-c", code).code == 0
         seconds.append(processor_seconds_of_children() - started)
     assert min(seconds) < 0.5
-
-
-@pytest.mark.parametrize("verb", ["prepare", "gpus", "export", "bench"])
-def test_help_of_the_other_verbs_shows_their_usage(run: Command, verb: str) -> None:
-    answer = run(verb, "--help")
-    assert (answer.code, answer.err) == (0, "")
-    assert f"onecard {verb}" in answer.out
 
 
 def test_the_version_is_the_packages(run: Command) -> None:
@@ -227,8 +257,56 @@ def test_wrong_use_is_told_with_a_hint_and_ends_with_two(
 
 
 def test_a_misspelt_verb_is_answered_with_the_one_meant(run: Command) -> None:
-    assert 'Did you mean "train"?' in run("trian").err
-    assert 'Did you mean "gpus"?' in run("gpu").err
+    assert "did you mean train?" in run("trian").err
+    assert "did you mean gpus?" in run("gpu").err
+
+
+@pytest.mark.parametrize("verb", NOT_YET)
+def test_a_verb_that_is_to_come_says_so(run: Command, verb: str) -> None:
+    answer = run(verb, "out", "--anything")
+    assert answer.is_wrong_use()
+    assert answer.err.startswith(f"error: onecard {verb} is not here yet\n")
+    assert verb not in VERBS
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["plan", "--compair"], "did you mean --compare?"),
+        (["plan", "--hostram=32"], "did you mean --host-ram?"),
+        (["plan", "--n_layr=3"], "did you mean n_layer or min_lr?"),
+        (["prepare", "x", "--tokenzier=byte"], "did you mean --tokenizer?"),
+        (["train", "--learning_rate=0,001"], "--learning_rate=0.001"),
+        (["plan", "--price", "0,30"], "--price=0.30"),
+    ],
+)
+def test_a_slip_is_answered_with_what_was_meant(run: Command, words: list[str], hint: str) -> None:
+    answer = run(*words)
+    assert answer.is_wrong_use(), answer
+    assert f"hint: {hint}" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("spelling", "dtype"),
+    [("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32"), ("BF16", "bfloat16")],
+)
+def test_types_may_be_written_short(spelling: str, dtype: str) -> None:
+    assert load_config(RunConfig, [f"--dtype={spelling}"]).dtype == dtype
+    assert load_config(RunConfig, ["--master_weights=bfloat16"]).master_weights == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["out-x"], ["--out_dir=out-x"]),
+        (["out-x", "Hello there"], ["--out_dir=out-x", "--start=Hello there"]),
+        (["out-x", "--top_k", "3", "Hello"], ["--out_dir=out-x", "--top_k", "3", "--start=Hello"]),
+        (["config/x.py", "--start=Hi"], ["config/x.py", "--start=Hi"]),
+        ([], []),
+    ],
+)
+def test_sample_takes_a_run_and_a_text(words: list[str], flags: list[str]) -> None:
+    assert config_of_sample(words) == flags
 
 
 def test_a_range_error_names_the_limit(run: Command) -> None:
@@ -258,10 +336,10 @@ def test_a_card_asked_for_and_missing_is_an_error_and_no_fall_back(run: Command,
 
 
 def replace_train(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def fail(arguments: Sequence[str]) -> int:
+    def fail(options: object, words: Sequence[str]) -> int:
         raise error
 
-    monkeypatch.setitem(cli.CONFIG_VERBS, "train", (fail, RunConfig))
+    monkeypatch.setitem(VERBS, "train", replace(VERBS["train"], run=fail))
 
 
 @pytest.mark.parametrize("exit_code", [1, 2])

@@ -1,0 +1,256 @@
+"""The verbs: what each takes, and which room does it. Rooms are imported when a verb is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from onecard.cli.configs import config_of_sample, config_to_plan
+from onecard.cli.parser import Verb
+from onecard.config.knobs import Config, knobs, load_config, option
+from onecard.config.run import RunConfig
+from onecard.config.sample import SampleConfig
+from onecard.errors import UserError, need_package
+from onecard.language import N_, _
+from onecard.plan.options import Options as PlanOptions
+from onecard.terminal import folded
+
+INTERRUPTED = 130
+_AS_JSON = "print the facts as JSON, for programs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(Config):
+    groups: ClassVar[tuple[str, ...]] = ("a job that is running", "options")
+
+    # fmt: off
+    pause: bool = option("bool", "the job in --out_dir lets go of the card, with its state in host memory", group="a job that is running")
+    resume_now: bool = option("bool", "and takes the card again, where it was", group="a job that is running")
+    json: bool = option("bool", "print the summary as JSON, for programs")
+    # fmt: on
+
+    def check(self) -> None:
+        if self.pause and self.resume_now:
+            raise UserError(_("--pause and --resume-now do not go together"), hint=_("keep one of them"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions(Config):
+    """Of verbs that take the knobs of their config alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(Config):
+    # fmt: off
+    name: str | None = option("str", "the folder under data/; named after the first input unless given", value="NAME")
+    out_root: str = option("str", "the folder that holds all datasets; nanoGPT's configs look in data/", default="data", value="FOLDER")
+    tokens: int | None = option("tokens", "stop when there are this many training tokens: 3.2B, 100M; else all there are", value="N")
+    tokenizer: str | None = option("str", "gpt2; byte (usual for stdlib); char (usual for shakespeare_char)", choices=("gpt2", "byte", "char"), value="NAME")
+    train_tokenizer: int | None = option("int", "learn a BPE of this many tokens from the text itself, such as 32768; it is kept with the data", value="N")
+    text_column: str | None = option("str", "the column of jsonl and parquet that holds the text: text unless given", value="NAME")
+    val_fraction: float | None = option("float", "the share of documents held out for validation, chosen by their hash", value="X")
+    dump: str | None = option("str", "fineweb only: one crawl, such as CC-MAIN-2013-20; else a sample of all crawls", value="NAME")
+    edu: bool = option("bool", "fineweb only: FineWeb-Edu, the part that teaches")
+    keep: bool = option("bool", "keep the parquet files that are downloaded (in the Hub cache)")
+    check_: bool = option("bool", "prepare nothing: verify data/NAME against its meta.json, and show what is in it")
+    force: bool = option("bool", "replace a data/NAME that was made from something else")
+    json: bool = option("bool", _AS_JSON)
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpusOptions(Config):
+    all: bool = option("bool", "the figures of all known cards")
+    json: bool = option("bool", _AS_JSON)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(Config):
+    # fmt: off
+    seconds: float = option("float", "how long to measure, about", default=20.0, low=0.1, high=3600, value="N")
+    device: str = option("str", "auto, cuda, cuda:N; or cpu, which measures the processor in small sizes", default="auto", value="NAME")
+    power_limits: str | None = option("str", "compare power limits instead, in watts: 200,170,140. You set each one with the command it names; it measures TFLOPS and watts, and changes no setting itself", value="W,W,...")
+    json: bool = option("bool", _AS_JSON)
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class EtaOptions(Config):
+    # fmt: off
+    gpu: str | None = option("str", "the card, such as \"RTX 4070\"; the one the log names, or this machine's, unless given", value="CARD")
+    max_iters: int | None = option("int", "how long the run is, where the log does not say it", low=1, value="N")
+    tokens: int | None = option("tokens", "the same in tokens: 3.2B", low=1, value="N")
+    batch_size: int | None = option("int", "sequences per micro-batch, where the log does not say the tokens of an iteration", low=1, value="N")
+    block_size: int | None = option("int", "tokens per sequence", low=1, value="N")
+    gradient_accumulation_steps: int | None = option("int", "micro-batches per iteration", low=1, value="N")
+    config: str | None = option("str", "the run's config file: says all of these, and the model's shape", value="FILE")
+    json: bool = option("bool", _AS_JSON)
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(Config):
+    # fmt: off
+    step: int | None = option("int", "which checkpoint; the one `sample` would use unless given", low=0, value="N")
+    to: str | None = option("str", "huggingface (a folder) or nanogpt (a ckpt.pt); by the name of TARGET unless given", choices=("huggingface", "nanogpt"), value="NAME")
+    # fmt: on
+
+
+def names_of(cls: type[Config]) -> frozenset[str]:
+    return frozenset(f.name for f in knobs(cls))
+
+
+def prepare(options: PrepareOptions, inputs: list[str]) -> int:
+    need_package("numpy", "train", _("preparing data"))
+    from onecard.data.prepare.command import prepare as run_prepare
+    from onecard.data.prepare.outcome import summary
+    from onecard.data.prepare.request import dataset_name, named_dataset
+
+    out_root = Path(options.out_root)
+    if options.check_:
+        from onecard.data.check.report import check as run_check
+
+        given = Path(inputs[0]) if inputs else Path()
+        is_dataset = options.name is None and (given / "train.bin").exists()
+        named = named_dataset(inputs, options.dump, options.edu)
+        report = run_check(given if is_dataset else out_root / dataset_name(inputs, options.name, named))
+        print(json.dumps(report.to_json(), indent=1) if options.json else report.text())
+        return 0 if report.ok else 1
+    facts = run_prepare(
+        inputs, name=options.name, out_root=out_root, tokenizer=options.tokenizer,
+        train_tokenizer=options.train_tokenizer, text_column=options.text_column,
+        val_fraction=options.val_fraction, tokens=options.tokens, dump=options.dump, edu=options.edu,
+        keep=options.keep, force=options.force,
+    )  # fmt: skip
+    print(json.dumps(facts.to_json(), indent=1) if options.json else summary(facts))
+    return 0
+
+
+def plan(options: PlanOptions, words: list[str]) -> int:
+    from onecard.plan.command import plan_command
+
+    return plan_command(options, words, config_to_plan)
+
+
+def train(options: TrainOptions, words: list[str]) -> int:
+    from onecard.run.directory import RunDirectory, load_run_config, refuse_a_slip
+
+    config = load_run_config(words, also_known=names_of(SampleConfig))
+    if options.pause or options.resume_now:
+        from onecard.run.pause import ask_to_go_on, ask_to_pause
+
+        directory = RunDirectory(config.out_dir)
+        if options.pause:
+            print(ask_to_pause(directory, tell=lambda text: print(text, file=sys.stderr, flush=True)))
+        else:
+            print(ask_to_go_on(directory))
+        return 0
+    refuse_a_slip(config)
+    need_package("torch", "train", _("training"))
+    from onecard.train.loop import train as run_training
+
+    summary = run_training(config)
+    try:
+        print(json.dumps(summary.values) if options.json else folded(summary.text()), flush=True)
+    except OSError:
+        # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
+        # code says how it ended. What is left in the buffer must not be tried again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return INTERRUPTED if summary.interrupted else 1 if summary.risen else 0
+
+
+def sample(options: NoOptions, words: list[str]) -> int:
+    config = load_config(SampleConfig, config_of_sample(words), also_known=names_of(RunConfig))
+    need_package("torch", "train", _("sampling"))
+    from onecard.generate.sample import sample_command
+
+    return sample_command(config)
+
+
+def export(options: ExportOptions, words: list[str]) -> int:
+    need_package("torch", "train", _("exporting"))
+    from onecard.run.export import export_run
+
+    out_dir, target = words
+    to = options.to or ("nanogpt" if target.endswith(".pt") else "huggingface")
+
+    def note(text: str) -> None:
+        print(_("note: {text}").format(text=text), file=sys.stderr)
+
+    print(export_run(out_dir, target, step=options.step, to=to, note=note))
+    return 0
+
+
+def eta(options: EtaOptions, words: list[str]) -> int:
+    from onecard.report.eta_command import eta_command
+    from onecard.report.known import Known
+
+    known = Known(
+        max_iters=options.max_iters,
+        tokens=options.tokens,
+        batch_size=options.batch_size,
+        block_size=options.block_size,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+    )
+    return eta_command(words[0], known, config_file=options.config, gpu=options.gpu, as_json=options.json)
+
+
+def gpus(options: GpusOptions, words: list[str]) -> int:
+    from onecard.hardware.show import gpus_command
+
+    return gpus_command(words[0] if words else None, everything=options.all, as_json=options.json)
+
+
+def bench(options: BenchOptions, words: list[str]) -> int:
+    need_package("torch", "train", _("measuring a card"))
+    from onecard.hardware.bench_show import bench_command
+
+    return bench_command(
+        words[0] if words else None, seconds=options.seconds, device=options.device, as_json=options.json,
+        power_limits=options.power_limits,
+    )  # fmt: skip
+
+
+_ETA_ABOUT = N_(
+    "The time of a step is the median of the lines without warm-up and evaluations; evaluations to come are "
+    "added again. The range is two standard errors of that median, at least 2% (5% below 20 lines, 10% below "
+    "5), and holds the latest pace and the mean."
+)
+_INPUTS = N_(
+    "files or folders of text, jsonl or parquet, plain or .gz or .zst; or a name: fineweb, openwebtext, "
+    "tinystories, climbmix, shakespeare, shakespeare_char, or stdlib, this Python's own sources"
+)
+# In the order of use, which is the front page's.
+VERBS = {verb.name: verb for verb in (
+    Verb("prepare", N_("text into training tokens under data/NAME"), "FILES...|NAME", PrepareOptions, prepare,
+         (("FILES, NAME", _INPUTS),), 0, None,
+         about=N_("Killed or interrupted, the same command goes on. Run again with more --tokens or more files, "
+                  "it appends to what is there.")),
+    Verb("plan", N_("will it fit, how fast, how long, at what cost"), "CONFIG.py|RUN", PlanOptions, plan,
+         (("CONFIG.py, RUN", N_("a config as train takes it; or the folder of a run that would go on")),),
+         config=RunConfig, about=N_("Exit code 0: it fits. 1: it does not.")),
+    Verb("train", N_("train; nanoGPT's configs and flags as they are"), "CONFIG.py", TrainOptions, train,
+         (("CONFIG.py", N_("a file of name = value lines; onecard train --out_dir=RUN alone goes on with a run")),),
+         config=RunConfig,
+         about=N_("Ctrl-C saves and ends; the same command goes on. kill -USR1 PID saves now, and trains on.")),
+    Verb("sample", N_("generate text with a run's model"), "RUN [\"TEXT\"]", NoOptions, sample,
+         (("RUN", N_("the folder of a run: out unless given")), ("\"TEXT\"", N_("what the text begins with"))),
+         config=SampleConfig),
+    Verb("export", N_("a run's model for Hugging Face or nanoGPT"), "RUN TARGET", ExportOptions, export,
+         (("RUN", N_("the folder of a run")),
+          ("TARGET", N_("a new folder (Hugging Face) or a file such as ckpt.pt (nanoGPT)"))), 2, 2),
+    Verb("eta", N_("a log's true speed and MFU; when it will be done"), "LOG|RUN|-", EtaOptions, eta,
+         (("LOG, RUN, -", N_("a log of nanoGPT, nanochat, onecard or the Hugging Face Trainer; a run's folder; "
+                             "or - to paste one")),), 1, 1, about=_ETA_ABOUT),
+    Verb("gpus", N_("this machine's card, and figures of known ones"), "[CARD]", GpusOptions, gpus,
+         (("CARD", N_("one card, as people say it: 4070, \"rtx4070 laptop\"")),), 0, 1),
+    Verb("bench", N_("measure this machine's card, in about 20 s"), "[CONFIG.py]", BenchOptions, bench,
+         (("CONFIG.py", N_("a run's config, whose width and vocabulary are measured besides the usual ones")),),
+         0, 1),
+)}  # fmt: skip
+# What the house will have; who asks for it is told that it is not there, not that it is a slip.
+NOT_YET = ("make", "tune", "chat", "serve", "eval", "report", "doctor", "status", "config", "ui")
