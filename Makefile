@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # Two cores run two workers; each test process computes with one thread.
 WORKERS ?= auto
 
-.PHONY: demo test test-long fuzz lint format golden catalogues gpu-test clean
+.PHONY: demo test test-long fuzz lint format golden frozen catalogues gpu-test clean
 .DEFAULT_GOAL := demo
 
 $(BIN)/python:
@@ -65,6 +65,10 @@ format: $(VENV)/.dev
 # After a change that is meant to move the losses; look at the difference before committing it.
 golden: $(VENV)/.dev
 	ONECARD_RECORD_GOLDEN=1 $(BIN)/python -m pytest tests/train/test_golden.py
+
+# After a change that is meant to move what onecard answers or writes (tests/frozen/README.md); look at the difference.
+frozen: $(VENV)/.dev
+	ONECARD_RECORD_FROZEN=1 $(BIN)/python -m pytest tests/frozen
 
 # After a change of what `_()` says. Sentences without a translation are named; they go into the .po files, and
 # make catalogues once more compiles them.
