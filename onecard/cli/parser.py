@@ -99,8 +99,10 @@ def _no_option(word: str) -> str:
 def _count(verb: Verb, words: list[str]) -> None:
     hint = f"onecard {verb.name} --help"
     if len(words) < verb.least:
-        missing = ", ".join(name for name, _text in verb.words[len(words) : verb.least])
-        raise UserError(_("onecard {verb} needs {what}").format(verb=verb.name, what=missing), hint=hint)
+        needs = _("onecard {verb} needs {what}").format(
+            verb=verb.name, what=verb.usage.replace("|", _(" or "))
+        )
+        raise UserError(needs, hint=hint)
     if verb.most is not None and len(words) > verb.most:
         raise UserError(
             _("onecard {verb} has no use for '{word}'").format(verb=verb.name, word=words[verb.most][:60]),

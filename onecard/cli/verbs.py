@@ -71,7 +71,7 @@ class GpusOptions(Config):
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Config):
     # fmt: off
-    seconds: float = option("float", "how long to measure, about", default=20.0, low=0.1, high=3600, value="N")
+    seconds: float = option("float", "how long to measure, about", default=20.0, low=1, high=600, value="N")
     device: str = option("str", "auto, cuda, cuda:N; or cpu, which measures the processor in small sizes", default="auto", value="NAME")
     power_limits: str | None = option("str", "compare power limits instead, in watts: 200,170,140. You set each one with the command it names; it measures TFLOPS and watts, and changes no setting itself", value="W,W,...")
     json: bool = option("bool", _AS_JSON)
@@ -226,7 +226,7 @@ _INPUTS = N_(
 )
 # In the order of use, which is the front page's.
 VERBS = {verb.name: verb for verb in (
-    Verb("prepare", N_("text into training tokens under data/NAME"), "FILES...|NAME", PrepareOptions, prepare,
+    Verb("prepare", N_("text into training tokens under data/NAME"), "FILES|NAME", PrepareOptions, prepare,
          (("FILES, NAME", _INPUTS),), 0, None,
          about=N_("Killed or interrupted, the same command goes on. Run again with more --tokens or more files, "
                   "it appends to what is there.")),

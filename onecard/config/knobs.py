@@ -325,7 +325,7 @@ def _check_range(field: dataclasses.Field[Any], value: Value, assignment: Assign
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     outside = (low is not None and value < low) or (high is not None and value > high)
-    if outside and not field.metadata["knob"] and None not in (low, high):
+    if outside and not field.metadata["knob"] and None not in (low, high) and high != MAX_INTEGER:
         raise UserError(what, f"it is a number from {low:,} to {high:,}")
     if low is not None and value < low:
         raise UserError(what, f"the least is {low}")
