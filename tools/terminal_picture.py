@@ -1,4 +1,4 @@
-"""Draws what a command prints as an SVG of a terminal: `python tools/terminal_picture.py docs/plan.svg COMMAND`.
+"""Draws what a command prints as an SVG of a terminal: python tools/terminal_picture.py docs/plan.svg COMMAND
 
 The picture in the README is made by `make picture` from the real command; a test compares its text with what
 the command prints today.
@@ -28,6 +28,7 @@ def picture(command: str, printed: str) -> str:
             if line
             else ""
         )
+    drawn = "\n".join(filter(None, rows))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
         f'font-family="{FONT}" font-size="14" xml:space="preserve">\n'
