@@ -29,14 +29,12 @@ def picture(command: str, printed: str) -> str:
             else ""
         )
     drawn = "\n".join(filter(None, rows))
-    return (
+    head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'font-family="{FONT}" font-size="14" xml:space="preserve">\n'
-        f"<title>{escape(command)}</title>\n"
-        f'<rect width="100%" height="100%" rx="8" fill="#1e1e1e"/>\n'
-        + "\n".join(filter(None, rows))
-        + "\n</svg>\n"
+        f'font-family="{FONT}" font-size="14" xml:space="preserve">'
     )
+    background = '<rect width="100%" height="100%" rx="8" fill="#1e1e1e"/>'
+    return "\n".join([head, f"<title>{escape(command)}</title>", background, drawn, "</svg>", ""])
 
 
 def main() -> int:
