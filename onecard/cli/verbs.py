@@ -252,5 +252,5 @@ VERBS = {verb.name: verb for verb in (
          (("CONFIG.py", N_("a run's config, whose width and vocabulary are measured besides the usual ones")),),
          0, 1),
 )}  # fmt: skip
-# What the house will have; who asks for it is told that it is not there, not that it is a slip.
+# Verbs to come: who asks for one gets to know that it is not there yet, not that it is a slip.
 NOT_YET = ("make", "tune", "chat", "serve", "eval", "report", "doctor", "status", "config", "ui")

@@ -100,7 +100,7 @@ def own_record() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What all configs share: where each value came from, and what the reader should be told."""
+    """What all configs share: where each value came from, and what the reader should know."""
 
     foreign: ClassVar[Mapping[str, str]] = {}  # other projects' names, and what to use instead
     groups: ClassVar[tuple[str, ...]] = ()  # of knobs, in --help's order; others follow as declared

@@ -291,9 +291,9 @@ class RunConfig(Config):
             config = config._with_defaults(wandb_log=wanted, **names)
         if config.arch == "nanochat":
             config = config._by_the_dial()
-        told = config._unused_notes()
+        unused = config._unused_notes()
         config = dataclasses.replace(
-            config, notes=(*config.notes, *(n for n in told if n not in config.notes))
+            config, notes=(*config.notes, *(n for n in unused if n not in config.notes))
         )
         if config.total_batch_size is not None and not config.is_set("gradient_accumulation_steps"):
             micros = max(1, config.total_batch_size // (config.batch_size * config.block_size))

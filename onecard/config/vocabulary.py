@@ -1,7 +1,7 @@
 """The tokens a config counts on, and how to prepare them: its vocabulary decides which model it makes.
 
-Data in other tokens trains as well, but another model than the config's. So who has no data yet is told how
-to make the right ones, and who has others is told so.
+Data in other tokens trains as well, but another model than the config's. Who has no data yet gets the command
+that makes the right ones, and who has others gets a note.
 """
 
 from __future__ import annotations
