@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 
 from onecard.config.files import (
     COMMAND_LINE,
@@ -38,48 +38,39 @@ _SPELLINGS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": 
 NANOCHATS_AUTO = ("num_iterations", "total_batch_size")
 
 
-def knob(
-    kind: str,
-    default: Value,
-    text: str,
-    *,
-    group: str,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    changes_result: bool = True,
-    alias: str = "",
-    alias_values: Mapping[bool, str] | None = None,
-    common: bool = False,
-) -> Any:
-    """A field of a config. `kind` is int, float, bool, str or tokens; default None means auto.
+class Facts(TypedDict, total=False):
+    """What a knob may declare besides its kind, default and text."""
 
-    `changes_result=False` marks knobs that may differ between a run and its continuation without
-    making it another experiment (logging, device, ...). `alias` is another project's name for the
-    knob; with `alias_values` a switch whose two positions mean those. `common` ones are in --help,
-    all of them in --help-all.
-    """
-    if high is None and kind in ("int", "tokens"):
-        high = MAX_INTEGER
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "kind": kind, "help": text, "group": group, "low": low, "high": high,
-            "choices": choices, "changes_result": changes_result, "alias": alias,
-            "alias_values": alias_values or {}, "common": common, "knob": True, "value": "",
-        },
-    )  # fmt: skip
+    group: str  # of the help
+    low: float | None
+    high: float | None
+    choices: tuple[str, ...]
+    # False: may differ between a run and its continuation without making it another experiment (logging ...).
+    changes_result: bool
+    alias: str  # another project's name for the knob
+    alias_values: Mapping[bool, str]  # the alias is a switch whose two positions mean these
+    common: bool  # in --help; all are in --help-all
+    knob: bool  # False: an option of a verb, and no part of any run
+    value: str  # what an option takes, for the help
 
 
-def option(
-    kind: str, text: str, *, default: Value = None, group: str = "options", low: float | None = None,
-    high: float | None = None, choices: tuple[str, ...] = (), value: str = "",
-) -> Any:  # fmt: skip
-    """A field of a verb's own options: read like a knob, no part of a run. `value` names what it takes."""
-    if kind == "bool":
-        default = bool(default)
-    field = knob(kind, default, text, group=group, low=low, high=high, choices=choices)
-    return dataclasses.field(default=default, metadata={**field.metadata, "knob": False, "value": value})
+_NOTHING_SAID = Facts(
+    group="options", low=None, high=None, choices=(), changes_result=True, alias="", alias_values={},
+    common=False, knob=True, value="",
+)  # fmt: skip
+
+
+def knob(kind: str, default: Value, text: str, **facts: Unpack[Facts]) -> Any:
+    """A field of a config. `kind` is int, float, bool, str or tokens; default None means auto."""
+    if kind in ("int", "tokens"):
+        facts.setdefault("high", MAX_INTEGER)
+    return dataclasses.field(default=default, metadata={**_NOTHING_SAID, **facts, "kind": kind, "help": text})
+
+
+def option(kind: str, text: str, *, default: Value = None, **facts: Unpack[Facts]) -> Any:
+    """A field of a verb's own options: read like a knob, no part of a run."""
+    facts["knob"] = False
+    return knob(kind, bool(default) if kind == "bool" else default, text, **facts)
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:
