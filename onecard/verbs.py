@@ -49,7 +49,7 @@ WholeNumber = Annotated[int | None, Parameter(converter=_read_whole_number)]
 def prepare(
     *inputs: str,
     name: str | None = None,
-    out_root: Path = Path("data"),
+    out_root: str = "data",
     tokens: str | None = None,
     tokenizer: Literal["gpt2", "byte", "char"] | None = None,
     train_tokenizer: int | None = None,
@@ -102,7 +102,7 @@ def prepare(
     need_package("numpy", "train", "preparing data")
     from onecard.data.prepare.command import prepare as run_prepare
     from onecard.data.prepare.outcome import summary
-    from onecard.data.prepare.request import dataset_name, named_dataset, parse_count
+    from onecard.data.prepare.request import checked_root, dataset_name, named_dataset, parse_count
 
     if check:
         from onecard.data.check.report import check as run_check
@@ -110,7 +110,8 @@ def prepare(
         given = Path(inputs[0]) if inputs else Path()
         is_dataset = name is None and (given / "train.bin").exists()
         named = named_dataset(list(inputs), dump, edu)
-        report = run_check(given if is_dataset else out_root / dataset_name(list(inputs), name, named))
+        root = checked_root(out_root)
+        report = run_check(given if is_dataset else root / dataset_name(list(inputs), name, named))
         print(json.dumps(report.to_json(), indent=1) if as_json else report.text())
         return 0 if report.ok else 1
     facts = run_prepare(

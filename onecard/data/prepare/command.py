@@ -19,7 +19,13 @@ from onecard.data.prepare.origin import LocalFiles, Origin
 from onecard.data.prepare.outcome import PreparedFacts
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.reading import Place
-from onecard.data.prepare.request import Request, dataset_name, named_dataset
+from onecard.data.prepare.request import (
+    Request,
+    checked_root,
+    dataset_name,
+    named_dataset,
+    refuse_odd_inputs,
+)
 from onecard.data.prepare.sources import STDLIB, Tally, find_sources
 from onecard.data.prepare.writer import (
     LockedFolder,
@@ -46,7 +52,7 @@ def prepare(
     inputs: list[str],
     *,
     name: str | None = None,
-    out_root: Path = Path("data"),
+    out_root: str | Path = "data",
     tokenizer: str | None = None,
     train_tokenizer: int | None = None,
     text_column: str | None = None,
@@ -60,12 +66,13 @@ def prepare(
 ) -> PreparedFacts:
     """Tokenize local files, `stdlib` or a named dataset into `out_root/name`; goes on where it stopped."""
     began = time.monotonic()
+    refuse_odd_inputs(inputs)
     named = named_dataset(inputs, dump, edu)
     if train_tokenizer is not None and tokenizer not in (None, "bpe"):
         raise UserError("--train-tokenizer and --tokenizer exclude each other")
     default = named.tokenizer if named else "byte" if inputs == [STDLIB] else "gpt2"
     request = Request(
-        folder=out_root / dataset_name(inputs, name, named),
+        folder=checked_root(out_root) / dataset_name(inputs, name, named),
         inputs=inputs,
         named=named,
         tokenizer="bpe" if train_tokenizer is not None else tokenizer or default,
@@ -281,7 +288,9 @@ def _something_else(request: Request, differences: list[str], unfinished: bool) 
 
 def _local_files(request: Request, tally: Tally) -> LocalFiles | None:
     if request.named is None:
-        return LocalFiles(find_sources(request.inputs, tally, request.folder))
+        files = find_sources(request.inputs, tally, request.folder)
+        bounded = request.tokens is None
+        return LocalFiles([dataclasses.replace(file, bounded=bounded) for file in files])
     if request.named.is_text:
         from onecard.data.hub.fetch import fetch_text
 
