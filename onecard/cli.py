@@ -17,7 +17,7 @@ from onecard.config import RunConfig
 from onecard.errors import EndedAtOnce, UserError, need_package
 from onecard.knobs import Config, describe_knobs, knobs, load_config
 from onecard.sample_config import SampleConfig
-from onecard.terminal import columns, folded, forget_unusable_sizes, hanging
+from onecard.terminal import columns, folded, forget_unusable_sizes, hanging, say, show, show_json
 
 INTERRUPTED = 130
 _KNOB, _LONG = 33, 1000  # columns: where what a knob does begins; a pipe's, where each stays on its line
@@ -60,9 +60,9 @@ def train(arguments: Sequence[str]) -> int:
 
         directory = RunDirectory(config.out_dir)
         if asked == "--pause":
-            print(ask_to_pause(directory, tell=lambda text: print(text, file=sys.stderr, flush=True)))
+            show(ask_to_pause(directory, tell=say))
         else:
-            print(ask_to_go_on(directory))
+            show(ask_to_go_on(directory))
         return 0
     refuse_a_slip(config)
     need_package("torch", "train", "training")
@@ -70,7 +70,11 @@ def train(arguments: Sequence[str]) -> int:
 
     summary = run_training(config)
     try:
-        print(json.dumps(summary.values) if as_json else folded(summary.text()), flush=True)
+        if as_json:
+            show_json(json.dumps(summary.values))
+        else:
+            show(folded(summary.text()))
+        sys.stdout.flush()
     except OSError:
         # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
         # code says how it ended. What is left in the buffer must not be tried again.
@@ -174,12 +178,12 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
     _wait_patiently()
     try:
         if not arguments or arguments[0] in ("--help", "-h", "help"):
-            print(HELP)
+            show(HELP)
             return 0 if arguments else 2
         if arguments[0] in CONFIG_VERBS:
             verb, rest = arguments[0], arguments[1:]
             if any(word in ("--help", "-h") for word in rest):
-                print(_config_help(verb))
+                show(_config_help(verb))
                 return 0
             return CONFIG_VERBS[verb][0](rest)
         # cyclopts is loaded for the other verbs only; nanoGPT's two doors do without it.
@@ -187,10 +191,10 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
 
         return run_verb(arguments, CONFIG_VERBS)
     except UserError as error:
-        print(error, file=sys.stderr)
+        say(error)
         return error.exit_code
     except KeyboardInterrupt as ended:
-        print("interrupted", file=sys.stderr)
+        say("interrupted")
         return ended.exit_code if isinstance(ended, EndedAtOnce) else INTERRUPTED
     except BrokenPipeError:
         # `onecard sample | head`: the reader has seen enough.
@@ -198,7 +202,7 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
         return 0
     except OSError as error:
         # Full disks, missing rights, names too long: circumstances, told with the path they concern.
-        print(UserError("the system refused", str(error)), file=sys.stderr)
+        say(UserError("the system refused", str(error)))
         return 1
 
 

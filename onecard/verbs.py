@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +13,7 @@ from onecard import __version__
 from onecard.config_file import parse_argument_text, shortened
 from onecard.errors import UserError, need_package
 from onecard.language import _
-from onecard.terminal import forget_unusable_sizes
+from onecard.terminal import forget_unusable_sizes, say, show, show_json
 
 app = App(
     name="onecard",
@@ -112,7 +111,10 @@ def prepare(
         named = named_dataset(list(inputs), dump, edu)
         root = checked_root(out_root)
         report = run_check(given if is_dataset else root / dataset_name(list(inputs), name, named))
-        print(json.dumps(report.to_json(), indent=1) if as_json else report.text())
+        if as_json:
+            show_json(json.dumps(report.to_json(), indent=1))
+        else:
+            show(report.text())
         return 0 if report.ok else 1
     facts = run_prepare(
         list(inputs),
@@ -128,7 +130,10 @@ def prepare(
         keep=keep,
         force=force,
     )
-    print(json.dumps(facts.to_json(), indent=1) if as_json else summary(facts))
+    if as_json:
+        show_json(json.dumps(facts.to_json(), indent=1))
+    else:
+        show(summary(facts))
     return 0
 
 
@@ -261,10 +266,7 @@ def export(
 
     to = to or ("nanogpt" if folder.endswith(".pt") else "huggingface")
 
-    def note(text: str) -> None:
-        print("note:", text, file=sys.stderr)
-
-    print(export_run(out_dir, folder, step=step, to=to, note=note))
+    show(export_run(out_dir, folder, step=step, to=to, note=lambda text: say(f"note: {text}")))
     return 0
 
 

@@ -118,7 +118,7 @@ def test_the_umask_says_who_may_read_whatever_is_written(
     monkeypatch.chdir(tmp_path)
     before = os.umask(umask)
     try:
-        Path("text.txt").write_text("import os\n\n\ndef run():\n    return os.name\n" * 300)
+        Path("text.txt").write_text(" ".join(f"word{number * 7919}" for number in range(5000)))
         prepare(["text.txt"], tokenizer="bpe", train_tokenizer=512, progress=False)
         train(load_config(RunConfig, [*SMALL, "--max_iters=1"]))
         export_run("out", "hf", step=None, to="huggingface")

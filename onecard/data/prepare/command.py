@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from onecard.data.prepare.writer import (
 )
 from onecard.data.tokenizer import NAMES, Tokenizer, from_facts, make_tokenizer
 from onecard.errors import UserError
+from onecard.terminal import say
 
 # Enough validation text to tell 0.01 nats apart (about 250,000 GPT-2 tokens), half a percent of a
 # large corpus, and never more than a tenth.
@@ -139,9 +139,9 @@ def _prepare_locked(request: Request, local: LocalFiles | None, tally: Tally) ->
         before = int(state.get("tokens", 0))
         itemsize = 2 if tokenizer.n_vocab <= 2**16 else 4
         if request.show and before:
-            print(f"{request.folder}: continuing after {before:,} tokens", file=sys.stderr, flush=True)
+            say(f"{request.folder}: continuing after {before:,} tokens")
         if request.show and hasattr(origin, "announcement"):
-            print(origin.announcement(itemsize, request.keep), file=sys.stderr, flush=True)
+            say(origin.announcement(itemsize, request.keep))
         _check_disk(request, origin, tokenizer.name, itemsize, before)
         job = Job(request.folder, origin, mode, recipe, tokenizer, request.tokens, request.show, state, tally)
         if journal is not None:
@@ -369,4 +369,4 @@ def _say_what_is_kept(folder: Path) -> None:
     journal = read_journal(folder)
     kept = int(journal["meta"]["tokens"]) if journal is not None else 0
     how = f"{kept:,} tokens are kept in {folder}; the same command continues" if kept else "nothing is kept"
-    print(f"stopped: {how}", file=sys.stderr, flush=True)
+    say(f"stopped: {how}")
