@@ -464,6 +464,37 @@ def test_what_unpacks_without_end_is_taken_with_a_bound(tmp_path: Path) -> None:
     assert facts.meta["splits"]["train"]["tokens"] < 1_100_000 and not facts.already
 
 
+def test_copies_of_one_document_do_not_go_on_beyond_the_tokens_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is ever held out; what is written until that is known is little."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    same = pa.array(["the same " * 50]).dictionary_encode().take(pa.array([0] * 300_000))
+    pq.write_table(pa.table({"text": same}), tmp_path / "a.parquet", row_group_size=10**9)
+    written = list[int]()
+    append = writer.DatasetWriter.append
+
+    def counted(self: writer.DatasetWriter, *given: Any) -> None:
+        append(self, *given)
+        written.append(self.tokens("train"))
+
+    monkeypatch.setattr(writer.DatasetWriter, "append", counted)
+    with pytest.raises(UserError, match="more than one document"):
+        run(tmp_path / "a.parquet", root=tmp_path, tokens=100_000)
+    assert 100_000 <= max(written) < 10_000_000
+
+
+def test_copies_of_two_documents_end_with_the_tokens_wanted(tmp_path: Path) -> None:
+    """Both are above the threshold of those held out: the lower one is, then."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    two = pa.array(["the same " * 50, "another"]).dictionary_encode().take(pa.array([0, 1] * 150_000))
+    pq.write_table(pa.table({"text": two}), tmp_path / "a.parquet", row_group_size=10**9)
+    facts = run(tmp_path / "a.parquet", root=tmp_path, tokens=100_000, val_fraction=0.01)
+    splits = facts.meta["splits"]
+    assert 100_000 <= splits["train"]["tokens"] < 101_000
+    assert 0 < splits["val"]["tokens"] < 6_000_000  # all copies of one
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("a.txt", "x"), ("a.jsonl", '{"text": ""}\n'), ("a.txt", "\ufeff"), ("b.jsonl", "\n")],

@@ -170,6 +170,14 @@ def test_links_that_lead_out_are_not_followed_and_said_so(tmp_path: Path) -> Non
     assert "3 links lead out" in caught.value.why
 
 
+def test_a_tally_is_read_from_whatever_meta_json_holds() -> None:
+    told = Tally(empty_files=2, outside_links=3, first_outside_link="a")
+    assert Tally.of(dataclasses.asdict(told)) == told
+    assert Tally.of(
+        {"empty_files": 2, "of another version": 1, "bad_bytes": "many", "binary_files": None}
+    ) == (Tally(empty_files=2))
+
+
 def test_a_snapshot_of_the_hubs_cache_is_made_of_links(tmp_path: Path) -> None:
     """Its files lie beside it, in blobs/; other links there lead out as everywhere."""
     repo = tmp_path / "datasets--a--b"

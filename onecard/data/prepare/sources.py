@@ -87,6 +87,13 @@ class Tally:
     outside_links: int = 0
     first_outside_link: str = ""
 
+    @classmethod
+    def of(cls, stored: dict[str, Any]) -> Tally:
+        """Out of a meta.json, which another version may have written or a hand changed."""
+        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
+        known: dict[str, Any] = {n: value for n, value in stored.items() if type(value) is kinds.get(n)}
+        return cls(**known)
+
     def notes(self) -> list[str]:
         found = [
             (self.empty_files, "empty files skipped"),
