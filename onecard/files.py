@@ -8,6 +8,9 @@ import hashlib
 import importlib
 import json
 import os
+import re
+import secrets
+import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -109,6 +112,51 @@ def write_json(path: Path, content: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def temporary_beside(target: Path) -> Path:
+    """A hidden name beside the target, for what is not whole yet.
+
+    What processes that are gone have left there under such names is removed. Where another process has got
+    the number of one that is gone, its leftover waits until that one has ended as well.
+    """
+    name = re.compile(rf"\.{re.escape(target.name)}\.([0-9]{{1,10}})-[0-9a-f]{{8}}\.tmp")
+    with contextlib.suppress(OSError):
+        for path in target.parent.iterdir():
+            found = name.fullmatch(path.name)
+            if found and path not in _being_built and not _is_alive(int(found[1])):
+                remove_any(path)
+    place = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    _being_built.add(place)
+    return place
+
+
+_being_built: set[Path] = (
+    set()
+)  # by this process, which a leftover of an earlier one may share its number with
+
+
+def _is_alive(process: int) -> bool:
+    if process == os.getpid():
+        return False  # another one that had this number, or what failed here
+    if os.name == "nt":
+        return True  # asking would end it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # somebody else's
+    return True
+
+
+def remove_any(path: Path) -> None:
+    """A folder with all in it, or whatever else has this name; what cannot be removed stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def exclusive_lock(path: Path, *, holds_data: bool = False) -> BinaryIO:

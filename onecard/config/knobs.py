@@ -248,10 +248,11 @@ def _typed(field: dataclasses.Field[Any], assignment: Assignment, from_text: boo
         value = raw  # --out_dir=7 means the text
     converted = _convert(kind, value)
     choices = field.metadata["choices"]
-    if choices and str(converted).lower() in choices:
-        converted = str(converted).lower()
-    elif choices and _SPELLINGS.get(str(converted).lower()) in choices:
-        converted = _SPELLINGS[str(converted).lower()]
+    if choices and isinstance(converted, str):
+        word = converted.lower()
+        converted = (
+            word if word in choices else next((w for w in choices if w == _SPELLINGS.get(word)), converted)
+        )
     if converted is None:
         if kind in ("int", "float", "tokens") and re.fullmatch(r"\s*[+-]?\d{19,}\s*", str(raw)):
             raise UserError(

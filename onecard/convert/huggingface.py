@@ -96,6 +96,8 @@ def write_huggingface_folder(
         _write_json(unfinished / "config.json", config)
         ends = {} if eot is None else {"bos_token_id": eot, "eos_token_id": eot}
         _write_json(unfinished / "generation_config.json", ends)
+        # The library's own writer lets nobody else read what it writes, whatever the umask says.
+        (unfinished / "model.safetensors").chmod((unfinished / "config.json").stat().st_mode)
         for file in unfinished.iterdir():
             _sync_file(file)
         flush_to_disk(unfinished)

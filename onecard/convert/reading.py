@@ -6,8 +6,6 @@ import contextlib
 import json
 import pickle
 import re
-import secrets
-import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from onecard.arch.shapes import Shape
 from onecard.errors import UserError, first_line
-from onecard.files import flush_to_disk
+from onecard.files import flush_to_disk, remove_any, temporary_beside
 from onecard.model.family import model_class
 
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
@@ -178,17 +176,14 @@ def first_bytes(path: Path) -> bytes:
 def replacing(target: Path) -> Iterator[Path]:
     """A path beside the target to write to; it takes the target's place when all went well."""
     target = target.resolve()
-    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    unfinished = temporary_beside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield unfinished
             unfinished.replace(target)
         except BaseException:
-            if unfinished.is_dir():
-                shutil.rmtree(unfinished, ignore_errors=True)
-            else:
-                unfinished.unlink(missing_ok=True)
+            remove_any(unfinished)
             raise
         flush_to_disk(target.parent)
     except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from onecard.data.bpe import GPT2_BYTE_ORDER, WHITE_RUN, BpeTokenizer, Pretokens, read_merges
 from onecard.errors import UserError, install_command
+from onecard.files import temporary_beside
 
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # Where tiktoken itself fetches the file from; its cache is keyed by the SHA-1 of this address.
@@ -115,7 +116,7 @@ def _keep(cached: Path, merges: bytes) -> None:
     """For next time; a cache that cannot be written is no reason to stop."""
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        partial = cached.with_name(f"{cached.name}.{os.getpid()}")
+        partial = temporary_beside(cached)
         partial.write_bytes(merges)
         partial.replace(cached)
     except OSError:

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -20,6 +19,7 @@ from typing import Any, Literal
 
 from onecard.files import write_json
 from onecard.hardware.cards import match_card, read_words
+from onecard.terminal import say
 
 SCHEMA = 1
 DTYPES = ("bfloat16", "float16", "float32")  # that a card has a peak for, see Card.peak_tflops
@@ -234,7 +234,7 @@ def save_measured(measured: Measured) -> Path:
 
 
 def _note_on_stderr(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
+    say(f"note: {text}")
 
 
 def load_measured(

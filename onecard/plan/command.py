@@ -24,7 +24,8 @@ from onecard.plan.scaling import BITS
 from onecard.plan.search import kind
 from onecard.plan.tables import Row, print_rows
 from onecard.plan.verdict import little_to_spare
-from onecard.terminal import columns
+from onecard.terminal import columns, say, show_json
+from onecard.terminal import console as careful_console
 
 _WEEK = 7 * 86400.0
 # GiB of memory of a PC that nobody has described: without a limit, the largest model would be one that only
@@ -43,7 +44,7 @@ def plan_command(
 
 def _plan(options: Options, config: RunConfig) -> int:
     for note in _notes(config, options):
-        print(_("note: {text}").format(text=note), file=sys.stderr)
+        say(_("note: {text}").format(text=note))
     figures = Figures(options.tflops, options.bandwidth, options.watts)
     looking_for_sizes = options.largest or options.by is not None
     assumed = looking_for_sizes and options.gpu is not None and options.host_ram is None
@@ -52,7 +53,7 @@ def _plan(options: Options, config: RunConfig) -> int:
     if target.limit is not None and target.limit_beyond_card:
         beyond = _("--vram_limit is {limit:.2f} GiB, and the card has {n:.2f}: that is planned with")
         told = beyond.format(limit=target.limit / GIB, n=target.capacity / GIB)
-        print(_("note: {text}").format(text=told), file=sys.stderr)
+        say(_("note: {text}").format(text=told))
     now = datetime.now()
     check_horizon(config)
     if options.as_ == "nanogpt":
@@ -63,7 +64,7 @@ def _plan(options: Options, config: RunConfig) -> int:
     if looking_for_sizes:
         return _show_largest(found, options, now, host_is_assumed=assumed)
     if options.json:
-        print(json.dumps(found.to_json(), indent=1))
+        show_json(json.dumps(found.to_json(), indent=1))
     else:
         from onecard.plan.show import show
 
@@ -91,15 +92,8 @@ def _notes(config: RunConfig, options: Options) -> list[str]:
 
 
 def console() -> Any:
-    from rich.console import Console
-
-    class Patient(Console):
-        def on_broken_pipe(self) -> None:
-            """`| head`: rich would end the program with 1, which means that nothing fits."""
-            raise BrokenPipeError
-
     file: Any = sys.stdout if sys.stdout.isatty() else _Trimmed(sys.stdout)
-    return Patient(file=file, width=columns(of_a_pipe=160))
+    return careful_console(file, width=columns(of_a_pipe=160))
 
 
 class _Trimmed:
@@ -124,7 +118,7 @@ def _show_largest(found: Answer, options: Options, now: datetime, *, host_is_ass
         best = [candidate.to_json() for candidate in candidates]
         of_host = {"assumed": host_is_assumed, **found.host_to_json()}
         whole = {**told, "best": {"seconds": round(seconds), "models": best}, "host": of_host}
-        print(json.dumps(whole, indent=1))
+        show_json(json.dumps(whole, indent=1))
         return 0 if sizes["largest"] else 1
     if not sizes["largest"]:
         raise UserError(

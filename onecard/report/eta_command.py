@@ -27,7 +27,7 @@ from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, O
 from onecard.report.mfu import percent
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import is_paused
-from onecard.terminal import columns, hanging
+from onecard.terminal import columns, hanging, say, show, show_json
 from onecard.train.pace import duration
 
 WIDTH = 100
@@ -74,10 +74,9 @@ def _eta(source: str, known: Known, config_file: str | None, gpu: str | None, as
     found = replace(found, notes=(*before, *found.notes))
     now = datetime.now().astimezone()
     if as_json:
-        text = json.dumps(_strict(to_json(found, now)), indent=1, allow_nan=False)
+        show_json(json.dumps(_strict(to_json(found, now)), indent=1, allow_nan=False))
     else:
-        text = to_text(found, now)
-    sys.stdout.write(text + "\n")
+        show(to_text(found, now))
     return 0
 
 
@@ -85,7 +84,7 @@ def _content(source: str) -> bytes:
     """One byte more than a log may have is enough to refuse it."""
     if source == "-":
         if sys.stdin.isatty():
-            print(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"), file=sys.stderr)
+            say(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = Path(source)
     if path.is_dir() and (path / "log.txt").is_file():

@@ -25,6 +25,7 @@ from onecard.errors import UserError
 from onecard.files import flush_to_disk, lines_of
 from onecard.run.directory import RunDirectory
 from onecard.run.stored import SCHEMA
+from onecard.terminal import visible
 
 _UNWRITTEN_BYTES = 16 * 2**20  # of lines at most, that wait for room on the disk
 # What says that a disk is full, not that it is gone.
@@ -59,11 +60,11 @@ class Recorder:
 
     def log(self, line: str) -> None:
         with self._told_once():
-            self._files[2].write(line + "\n")
+            self._files[2].write(visible(line) + "\n")
 
     def sample(self, step: int, text: str) -> None:
         with self._told_once():
-            (self._samples / f"step-{step:08d}.txt").write_text(text + "\n", encoding="utf-8")
+            (self._samples / f"step-{step:08d}.txt").write_text(visible(text) + "\n", encoding="utf-8")
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:

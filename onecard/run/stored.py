@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onecard.errors import UserError
-from onecard.files import JSON_BYTES, file_sha256, lines_of, parse_json, read_bounded
+from onecard.files import JSON_BYTES, file_sha256, lines_of, parse_json, read_bounded, remove_any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -261,15 +260,6 @@ def remove_checkpoint(path: Path) -> None:
     remove_any(trash)
     path.rename(trash)
     remove_any(trash)
-
-
-def remove_any(path: Path) -> None:
-    """A folder with all in it, or whatever else has this name; what cannot be removed stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
 
 
 def remains(folder: Path, events: Path) -> str:

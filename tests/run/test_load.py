@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,30 @@ def test_a_run_goes_to_hugging_face_and_nanogpt_and_back(run_folder: Path) -> No
     saved = list_checkpoints(Path("out/checkpoints"))[-1].optimizer_tensors()
     exp_avg, _ = again.nanogpt.moments["transformer.wpe.weight"]
     assert torch.equal(exp_avg, saved["exp_avg.transformer.wpe.weight"])
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_umask_says_who_may_read_whatever_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    """By prepare, train and export: a folder that a group shares is of use to it."""
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(umask)
+    try:
+        Path("text.txt").write_text(" ".join(f"word{number * 7919}" for number in range(5000)))
+        prepare(["text.txt"], tokenizer="bpe", train_tokenizer=512, progress=False)
+        train(load_config(RunConfig, [*SMALL, "--max_iters=1"]))
+        export_run("out", "hf", step=None, to="huggingface")
+        export_run("out", "theirs/ckpt.pt", step=None, to="nanogpt")
+    finally:
+        os.umask(before)
+    written = {path.relative_to(tmp_path): path.stat().st_mode for path in tmp_path.rglob("*")}
+    assert {"model.safetensors", "ckpt.pt", "tokenizer.json", "train.bin"} <= {path.name for path in written}
+    odd = [
+        f"{path} {mode:o}" for path, mode in written.items()
+        if stat.S_IMODE(mode) != (0o777 if stat.S_ISDIR(mode) else 0o666) & ~umask
+    ]  # fmt: skip
+    assert odd == []
 
 
 def test_a_run_that_learned_by_muon_goes_to_nanogpt_without_its_moments(run_folder: Path) -> None:

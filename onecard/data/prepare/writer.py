@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from onecard.data.bins import JOURNAL_NAME, META_SCHEMA, SPLITS, Split
 from onecard.data.bpe import BpeTokenizer
 from onecard.data.prepare.parquet import UNPACKED
+from onecard.data.prepare.room import Room
 from onecard.data.tokenizer import from_facts
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk, write_json
@@ -31,9 +31,8 @@ from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk, wri
 LOCK_NAME = ".prepare.lock"
 TOKENIZER_NAME = "tokenizer.json"
 PARTIAL = ".partial"
-# Between two commits: what a kill can cost, and room kept for what is written until the next one.
+# Between two commits: what a kill can cost.
 COMMIT_SECONDS = 5.0
-_ROOM_BYTES = 32 * 2**20
 _HASH_BLOCK = 16 * 2**20
 _BEGIN_BYTES = 8 * 2**20
 
@@ -116,6 +115,7 @@ class DatasetWriter:
         ending = PARTIAL if mode == "new" else ""
         self._splits: dict[Split, _SplitWriter] = {}
         try:
+            self._room = Room(folder)
             for split in SPLITS:
                 path = folder / f"{split}.bin{ending}"
                 self._splits[split] = _SplitWriter(path, np.dtype(dtype), so_far.get(split) or {})
@@ -146,7 +146,8 @@ class DatasetWriter:
 
     @property
     def commit_is_due(self) -> bool:
-        return time.monotonic() - self._committed_at >= COMMIT_SECONDS
+        """Asked after each batch: with little room left, what is there is kept while it can be."""
+        return time.monotonic() - self._committed_at >= COMMIT_SECONDS or self._room.is_used_up()
 
     def commit(self, meta: dict[str, Any], extra: dict[str, Any]) -> None:
         """From here on a kill loses nothing of what is written. `meta` describes exactly that."""
@@ -154,12 +155,15 @@ class DatasetWriter:
             for writer in self._splits.values():
                 writer.sync()
             write_journal(self.folder, {"mode": self.mode, "finished": False, "meta": meta, **extra})
-            free = shutil.disk_usage(self.folder).free
+            used_up = self._room.is_used_up()
         except OSError as error:
             raise cannot_write(self.folder, error) from error
         self._committed_at = time.monotonic()
-        if free < _ROOM_BYTES:
-            raise cannot_write(self.folder, OSError(errno.ENOSPC, f"{free / 1e6:.0f} MB are free"))
+        if used_up:
+            raise self._room.used_up(
+                f"{self.folder} could not be finished; the {meta['tokens']:,} tokens so far are kept",
+                "make room, or ask for fewer --tokens, and run the same command again: it continues",
+            )
 
     def finish(self, meta: dict[str, Any]) -> None:
         """Everything on disk and under its final name; from the journal on, a kill only repeats this."""

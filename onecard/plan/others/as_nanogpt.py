@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 
+from onecard import terminal
 from onecard.arch.shapes import GPT2Shape
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
@@ -158,7 +159,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
                 for each in (_cost(config, shape, target, row),)
             ],
         }  # fmt: skip
-        print(json.dumps(told, indent=1))
+        terminal.show_json(json.dumps(told, indent=1))
         return 0 if asked.fits else 1
     from rich.text import Text
 
