@@ -14,8 +14,9 @@ from pathlib import Path, PurePath
 
 from onecard import dial
 from onecard.config import RunConfig
-from onecard.config_file import COMMAND_LINE
+from onecard.config_file import COMMAND_LINE, MAX_FILE_BYTES
 from onecard.errors import UserError
+from onecard.files import read_bounded
 
 DATA = Path("data")  # where nanoGPT's configs look, and prepare writes
 _RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
@@ -89,7 +90,7 @@ def _recipe(config: RunConfig) -> str:
     if not colon or config.origins.get("vocab_size") == COMMAND_LINE:
         return ""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(Path(path), MAX_FILE_BYTES).decode("utf-8").splitlines()
     except (OSError, ValueError):
         return ""  # of a run that goes on elsewhere
     found = (match[1].strip() for line in lines if (match := _RECIPE.match(line.strip())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
 import re
 import secrets
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onecard.errors import UserError, first_line
-from onecard.files import flush_to_disk
+from onecard.files import flush_to_disk, load_json, open_plain
 from onecard.model.family import model_class
 from onecard.shapes import Shape
 
@@ -79,8 +78,8 @@ def read_settings(path: Path, hint: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"there is no file {path}", hint=hint)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = load_json(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}", first_line(error)) from error
     if not isinstance(content, dict):
         raise UserError(f"cannot read {path}", "it is JSON, but not an object")
@@ -161,7 +160,7 @@ def sizes_in(
 def first_bytes(path: Path) -> bytes:
     """How the file begins; one that Git LFS has yet to fetch is refused."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.read(32)
     except OSError as error:
         raise UserError(f"cannot read {path}", error.strerror or str(error)) from error

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from onecard.data.bins import read_meta
 from onecard.data.texts import Texts, well_formed
 from onecard.errors import UserError
+from onecard.files import open_plain
 
 EOT_TEXT = "<|endoftext|>"
 NAMES = ("gpt2", "byte", "char")
@@ -244,7 +245,7 @@ def _from_meta_pkl(path: Path) -> CharTokenizer:
     if path.stat().st_size > _META_PKL_LIMIT:
         raise UserError(f"{path} is too large for a character table ({path.stat().st_size:,} bytes)")
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             meta = _PlainUnpickler(file).load()
     # Damaged pickles raise nearly anything, from KeyError to MemoryError.
     except Exception as error:

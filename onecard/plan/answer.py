@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +13,7 @@ from typing import Any
 from onecard import dial
 from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.files import DATA_JSON_BYTES, load_json
 from onecard.language import _
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE, checkpoint_bytes
 from onecard.plan.cost import Cost, cost_of, rounded
@@ -312,8 +312,8 @@ def training_tokens(config: RunConfig) -> int | None:
 def _prepared(config: RunConfig) -> dict[str, Any]:
     """meta.json of the data that is there; empty where there is none that can be read."""
     try:
-        meta = json.loads((_data_dir(config) / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        meta = load_json(_data_dir(config) / "meta.json", DATA_JSON_BYTES)
+    except (OSError, ValueError):
         return {}
     return meta if isinstance(meta, dict) else {}
 

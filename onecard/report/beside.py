@@ -5,7 +5,6 @@ Read without torch, and leniently: a file that is missing or damaged costs a fac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,12 @@ from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.files import load_json
 from onecard.knobs import from_values, knobs
 from onecard.language import _
 from onecard.report.logs import ONECARD, Log
 from onecard.run.directory import RunDirectory, read_json
+from onecard.run.stored import json_lines
 from onecard.shapes import SHAPES
 
 # Of a start's first line nothing follows; the second one shows the pace, if only just.
@@ -45,7 +46,7 @@ class Beside:
         """What to say of a config.json that cannot be used; empty where it can, and where there is none."""
         path = self._directory.config_path
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = load_json(path)
             if isinstance(content, dict) and "schema" not in content:
                 return ""  # another program's, such as of Hugging Face: no concern of ours
             content = read_json(path)
@@ -109,17 +110,7 @@ class Beside:
         return began
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        try:
-            text = self._directory.events_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return
-        for line in text.splitlines():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # the line a crash cut short
-            if isinstance(event, dict):
-                yield event
+        return json_lines(self._directory.events_path)
 
     def _planned_flops(self) -> int | None:
         """By the plan of the last start, which is there before the first checkpoint is."""

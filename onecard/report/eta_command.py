@@ -13,6 +13,7 @@ from typing import Any
 
 from onecard.config import RunConfig
 from onecard.errors import UserError
+from onecard.files import open_plain
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.knobs import knobs, load_config
@@ -92,10 +93,10 @@ def _content(source: str) -> bytes:
             print(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"), file=sys.stderr)
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = Path(source)
-    if path.is_dir() and (path / "log.txt").is_file():
-        path = path / "log.txt"
+    of_a_run = path.is_dir() and (path / "log.txt").exists()
     try:
-        with path.open("rb") as file:
+        # A person may name a pipe, such as <(ssh HOST cat LOG); in a run's folder none belongs.
+        with open_plain(path / "log.txt") if of_a_run else path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(

@@ -26,7 +26,14 @@ from onecard.data.bpe import BpeTokenizer
 from onecard.data.prepare.parquet import UNPACKED
 from onecard.data.tokenizer import from_facts
 from onecard.errors import UserError
-from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk, write_json
+from onecard.files import (
+    DATA_JSON_BYTES,
+    AlreadyLockedError,
+    exclusive_lock,
+    flush_to_disk,
+    load_json,
+    write_json,
+)
 
 LOCK_NAME = ".prepare.lock"
 TOKENIZER_NAME = "tokenizer.json"
@@ -190,7 +197,7 @@ def write_journal(folder: Path, journal: dict[str, Any]) -> None:
 def read_journal(folder: Path) -> dict[str, Any] | None:
     """How far an interrupted prepare came; None where there is none, or none that can be used."""
     try:
-        journal = json.loads((folder / JOURNAL_NAME).read_text(encoding="utf-8"))
+        journal = load_json(folder / JOURNAL_NAME, DATA_JSON_BYTES)
     except (OSError, ValueError):
         return None
     if (
@@ -246,7 +253,7 @@ def _write_tokenizer(folder: Path, facts: dict[str, Any]) -> None:
     """A learned tokenizer beside its data, in the form other programs read; onecard reads meta.json."""
     path = folder / TOKENIZER_NAME
     try:
-        before = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["tokenizer"]["name"]
+        before = load_json(folder / "meta.json", DATA_JSON_BYTES)["tokenizer"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
         before = None
     if path.exists() and before != "bpe":
@@ -268,7 +275,7 @@ def discard(folder: Path) -> None:
     if journal is not None and journal["mode"] == "append" and meta_path.exists():
         # What had been appended goes; the bins are what meta.json says again.
         try:
-            meta = json.loads(meta_path.read_text(encoding="utf-8"))
+            meta = load_json(meta_path, DATA_JSON_BYTES)
             itemsize = np.dtype(str(meta["dtype"])).itemsize
             for split in SPLITS:
                 path = folder / f"{split}.bin"
