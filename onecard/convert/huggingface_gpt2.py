@@ -21,6 +21,7 @@ from onecard.convert.reading import (
     parameter_shapes,
     same_values,
     sizes_in,
+    unquoted,
 )
 from onecard.errors import UserError
 from onecard.shapes import GPT2Shape
@@ -83,8 +84,8 @@ def _shape_of(config: dict[str, Any], n_tensors: int, where: Path) -> GPT2Shape:
     sizes = sizes_in({**_DEFAULT_SIZES, **config}, _SIZES, n_tensors, where)
     activation = config.get("activation_function", "gelu_new")
     unsupported = []
-    if activation not in _GELU_TANH:
-        unsupported.append(f"activation_function = {activation}")
+    if not isinstance(activation, str) or activation not in _GELU_TANH:
+        unsupported.append(f"activation_function = {unquoted(activation)}")
     if not config.get("scale_attn_weights", True):
         unsupported.append("scale_attn_weights = false")
     unsupported += [
@@ -93,9 +94,13 @@ def _shape_of(config: dict[str, Any], n_tensors: int, where: Path) -> GPT2Shape:
         if config.get(switch, False)
     ]
     if config.get("n_inner") not in (None, 4 * sizes["n_embd"]):
-        unsupported.append(f"n_inner = {config['n_inner']} (only 4 × n_embd = {4 * sizes['n_embd']})")
+        unsupported.append(
+            f"n_inner = {unquoted(config['n_inner'])} (only 4 × n_embd = {4 * sizes['n_embd']})"
+        )
     if config.get("layer_norm_epsilon", _NORM_EPSILON) != _NORM_EPSILON:
-        unsupported.append(f"layer_norm_epsilon = {config['layer_norm_epsilon']} (only {_NORM_EPSILON})")
+        unsupported.append(
+            f"layer_norm_epsilon = {unquoted(config['layer_norm_epsilon'])} (only {_NORM_EPSILON})"
+        )
     if unsupported:
         raise UserError(
             f"{where} describes a GPT-2 that onecard cannot compute",

@@ -27,6 +27,7 @@ NAMES = ("gpt2", "byte", "char")
 
 # nanoGPT's meta.pkl maps a few hundred characters; anything of this size is something else.
 _META_PKL_LIMIT = 16 * 2**20
+_LONGEST_NAME = 40
 
 
 class Tokenizer(ABC):
@@ -203,7 +204,7 @@ def from_facts(facts: dict[str, Any]) -> Tokenizer:
     name = facts.get("name")
     if name == "char":
         characters = facts.get("characters")
-        if not isinstance(characters, str) or len(set(characters)) != len(characters):
+        if not isinstance(characters, str) or not characters or len(set(characters)) != len(characters):
             raise UserError("the saved character vocabulary is damaged")
         tokenizer: Tokenizer = CharTokenizer(characters)
     elif name == "bpe":
@@ -211,11 +212,11 @@ def from_facts(facts: dict[str, Any]) -> Tokenizer:
 
         tokenizer = TrainedBpe.of_facts(facts)
     else:
-        tokenizer = make_tokenizer(str(name))
+        tokenizer = make_tokenizer(str(name)[:_LONGEST_NAME])
     if facts.get("hash") != tokenizer.hash:
         raise UserError(
             f"the data was written with another {name} tokenizer than this onecard's",
-            f"its hash is {facts.get('hash')}, ours {tokenizer.hash}",
+            f"its hash is {str(facts.get('hash'))[:64]}, ours {tokenizer.hash}",
             "prepare the data again",
         )
     return tokenizer

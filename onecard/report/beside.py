@@ -13,12 +13,12 @@ from typing import Any
 from onecard.config import RunConfig
 from onecard.errors import UserError
 from onecard.files import load_json
-from onecard.knobs import from_values, knobs
+from onecard.knobs import from_values, sound
 from onecard.language import _
 from onecard.report.logs import ONECARD, Log
 from onecard.run.directory import RunDirectory, read_json
 from onecard.run.stored import json_lines
-from onecard.shapes import SHAPES
+from onecard.shapes import shape_from
 
 # Of a start's first line nothing follows; the second one shows the pace, if only just.
 _LINES_THAT_TELL = 2
@@ -133,7 +133,7 @@ class Beside:
         for path in self._directory.checkpoint_states():
             try:
                 state = read_json(path) or {}
-                return _believable(SHAPES[state["arch"]](**state["shape"]).flops_per_token)
+                return _believable(shape_from(state["arch"], state["shape"], path).flops_per_token)
             except _DAMAGE:
                 continue
         return None
@@ -148,23 +148,8 @@ def beside(source: str) -> Beside | None:
 
 
 def _sound(config: RunConfig) -> RunConfig:
-    """The config, if every value is one that its knob may have; ValueError or UserError otherwise.
-
-    from_values takes what stands in the file, and what is computed from it would fail far from here.
-    """
-    for knob in knobs(RunConfig):
-        value, limits = getattr(config, knob.name), knob.metadata
-        if value is None and knob.default is None:
-            continue
-        kind = limits["kind"]
-        kinds = {"bool": bool, "str": str, "float": int | float}.get(kind, int)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kind != "bool"):
-            raise ValueError(f"{knob.name} is of another kind")
-        if limits["choices"] and value not in limits["choices"]:
-            raise ValueError(f"{knob.name} is none of its choices")
-        least, most = (limits[end] for end in ("low", "high"))
-        if (least is not None and not value >= least) or (most is not None and not value <= most):
-            raise ValueError(f"{knob.name} is out of its range")  # NaN is in none
+    """The config, if every value is one that its knob may have; ValueError or UserError otherwise."""
+    sound(config)
     config.shape(config.vocab_size or 64)  # a shape refuses what it cannot be
     return config
 
