@@ -11,6 +11,7 @@ import shlex
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
+from typing import Any
 
 from onecard import dial
 from onecard.config import RunConfig
@@ -55,6 +56,20 @@ def embedding_rows(tokenizer: str, tokens: int) -> int:
     if tokenizer == "char":
         return tokens  # as nanoGPT sizes it, so that its checkpoints fit
     return -(-tokens // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
+
+
+def tokens_of(tokenizer: Any) -> int:
+    """How many a tokenizer has, by its description in meta.json; ValueError where that contradicts itself.
+    The tokenizer is not built: whoever only plans has no need of it."""
+    count = tokenizer.get("n_vocab") if isinstance(tokenizer, dict) else None
+    if type(count) is not int:
+        raise ValueError("it names no tokenizer")
+    parts = [tokenizer.get(name) for name in ("characters", "merges", "specials")]
+    characters, merges, specials = (len(part) if isinstance(part, str | list) else 0 for part in parts)
+    sizes = {"byte": 257, "gpt2": 50257, "char": characters, "bpe": 256 + merges // 8 + specials}
+    if not isinstance(name := tokenizer.get("name"), str) or count != sizes.get(name) or count < 1:
+        raise ValueError("its tokenizer is not as it was written")
+    return count
 
 
 def wanted_data(config: RunConfig) -> Wanted:

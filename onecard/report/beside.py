@@ -83,6 +83,14 @@ class Beside:
         vocabulary = prepared_vocabulary(config)
         return {"vocab_size": vocabulary} if vocabulary is not None else {}
 
+    def damaged_data(self, config: RunConfig | None) -> str:
+        """What to say where the vocabulary is that of data whose meta.json cannot be used."""
+        if config is None or config.vocab_size is not None or self._planned_flops() or self._saved_flops():
+            return ""
+        from onecard.plan.answer import damaged_data
+
+        return damaged_data(config)
+
     def since_last_start(self, log: Log) -> Log:
         """A run that goes on where it was stopped writes on as if nothing had been: only its events tell
         that these are the steps of another process, with a warm-up and perhaps a card of its own."""

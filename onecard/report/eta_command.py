@@ -74,6 +74,7 @@ def _eta(
         if known.config is None:
             config, damage = there.config(), there.damage()
             known, log = replace(known, config=config), there.facts_for(log, config)
+            damage = "; ".join(filter(None, (damage, there.damaged_data(config))))
     found = estimate(log, replace(known, card=card or _card_of(log)))
     before = tuple(note for note in (_pause_of(source), damage) if note)
     found = replace(found, notes=(*before, *found.notes))
