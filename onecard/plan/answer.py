@@ -273,7 +273,8 @@ def prepared_vocabulary(config: RunConfig) -> int | None:
     """Of the data that is there; None where there is none that says it."""
     try:
         tokenizer = _prepared(config)["tokenizer"]
-        return embedding_rows(tokenizer["name"], tokens_of(tokenizer))
+        count = tokens_of(tokenizer)
+        return embedding_rows(tokenizer["name"], count)
     except (OSError, ValueError, KeyError):
         return None
 
@@ -289,9 +290,7 @@ def damaged_data(config: RunConfig) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:
-        told = _(
-            "{path} cannot be used ({why}): train would refuse it, and the size of its vocabulary is assumed"
-        )
+        told = _("{path} cannot be used ({why}): the size of the vocabulary is assumed")
         return told.format(path=path, why=getattr(error, "strerror", None) or first_line(error))
     return ""
 

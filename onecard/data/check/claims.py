@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from onecard.data.bins import JOURNAL_NAME, SPLITS, Split
 from onecard.data.check.survey import Survey, TokenRow
-from onecard.data.prepare.writer import BY_HASH, BY_TAIL
+from onecard.data.prepare.writer import BY_HASH
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 
@@ -52,8 +52,8 @@ class Book:
         if dtype not in ("uint16", "uint32"):
             raise UserError(f"{path} says dtype {dtype!r}; known are uint16 and uint32")
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        if meta.get("split", BY_HASH) not in (BY_HASH, BY_TAIL):
-            self.problems.append("meta.json does not say in a way that is known what was held out")
+        if not isinstance(meta.get("split", BY_HASH), str) or not meta.get("split", BY_HASH):
+            self.problems.append("meta.json does not say how what is held out was chosen")
         facts = meta.get("tokenizer")
         if not isinstance(facts, dict):
             raise UserError(f"{path} names no tokenizer", hint="prepare the data again")
