@@ -51,3 +51,19 @@ def test_a_file_that_is_larger_than_expected_is_not_read(tmp_path: Path) -> None
 def test_whatever_is_wrong_with_json_is_one_kind_of_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         parse_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' is in it twice"),
+        ("[" + "[]," * 1_100_000 + "0]", "too many values"),
+        ("[" + "0," * 4_100_000 + "0]", "too many values"),
+        ("{" + ",".join(f'"{n}":0' for n in range(300_000)) + ',"9":0}', "'9' is in it twice"),
+    ],
+)
+def test_what_would_be_lost_or_fill_the_memory_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_json(text)
+    with pytest.raises(ValueError, match=said):
+        parse_json(text.encode())

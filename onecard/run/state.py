@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 _KINDS = {
@@ -40,5 +39,6 @@ def _is_scale(values: dict[str, Any]) -> bool:
     if not values:
         return True
     scale = values.get("scale")
-    sound = isinstance(scale, float | int) and not isinstance(scale, bool) and 0 < scale < _LARGEST_SCALE
-    return sound and math.isfinite(scale) and is_count(values.get("good_steps"))
+    if not isinstance(scale, float | int) or isinstance(scale, bool) or not 0 < scale < _LARGEST_SCALE:
+        return False  # NaN is in no range
+    return is_count(values.get("good_steps"))
