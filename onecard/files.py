@@ -13,6 +13,7 @@ import secrets
 import shutil
 import stat
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +21,9 @@ from typing import Any, BinaryIO
 _HASH_BLOCK = 4 * 2**20
 LINE_BYTES = 2**20  # of a file of lines, such as metrics.jsonl, at most
 JSON_BYTES = 16 * 2**20  # more than any JSON file of ours, and little enough to hold parsed
+DATA_JSON_BYTES = 96 * 2**20  # but for what names every source file of a dataset: some 480,000 of them
+# Parsed, a value takes up to a hundred times its bytes. A dataset of so many files has half as many.
+_MOST_CONTAINERS, _MOST_VALUES = 10**6, 4 * 10**6
 
 
 class StoppedError(Exception):
@@ -68,11 +72,27 @@ def lines_of(path: Path, longest: int = LINE_BYTES) -> Iterator[bytes]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As json.loads has it; whatever is wrong with the text, too deep a nesting too, is a ValueError."""
+    """As json.loads has it; whatever is wrong with the text is a ValueError: nested too deeply, more values
+    than memory should be spent on, or a name twice in an object, of which one value would be lost."""
+    if _count(text, "{") + _count(text, "[") > _MOST_CONTAINERS or _count(text, ",") > _MOST_VALUES:
+        raise ValueError("it has too many values")
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _count(text: str | bytes, sign: str) -> int:
+    return text.count(sign) if isinstance(text, str) else text.count(sign.encode())
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"{twice[:40]!r} is in it twice")
+    return content
 
 
 def load_json(path: Path, most: int = JSON_BYTES) -> Any:

@@ -88,3 +88,19 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) 
     alive.communicate("\n")
     temporary_beside(tmp_path / "a [1]")
     assert not its_place.exists() and ours.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' is in it twice"),
+        ("[" + "[]," * 1_100_000 + "0]", "too many values"),
+        ("[" + "0," * 4_100_000 + "0]", "too many values"),
+        ("{" + ",".join(f'"{n}":0' for n in range(300_000)) + ',"9":0}', "'9' is in it twice"),
+    ],
+)
+def test_what_would_be_lost_or_fill_the_memory_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_json(text)
+    with pytest.raises(ValueError, match=said):
+        parse_json(text.encode())

@@ -192,6 +192,33 @@ def from_values(cls: type[C], values: Mapping[str, Any], origins: Mapping[str, s
     return cls(**{k: v for k, v in values.items() if k in _stored(cls)}, origins=known)
 
 
+def sound(config: C) -> C:
+    """The config, if every value is one that its knob may have; ValueError otherwise.
+
+    from_values takes what stands in a file, and what is computed from it would fail far from here.
+    """
+    for knob_ in knobs(type(config)):
+        value, limits = getattr(config, knob_.name), knob_.metadata
+        if value is None and knob_.default is None:
+            continue
+        kind = limits["kind"]
+        kinds = {"bool": bool, "str": str, "float": int | float}.get(kind, int)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kind != "bool"):
+            raise ValueError(f"{knob_.name} is of another kind")
+        if limits["choices"] and value not in limits["choices"]:
+            raise ValueError(f"{knob_.name} is none of its choices")
+        if isinstance(value, str) or kind == "bool":
+            continue
+        least, most = limits["low"], limits["high"]
+        if (least is not None and not value >= least) or (most is not None and not value <= most):
+            raise ValueError(f"{knob_.name} is out of its range")  # NaN is in none
+        if not abs(value) <= MAX_INTEGER:
+            raise ValueError(f"{knob_.name} is too large")
+    if not all(isinstance(text, str) for text in (*config.origins, *config.origins.values())):
+        raise ValueError("who set a value is no text")
+    return config
+
+
 def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Field[Any]]) -> Assignment:
     if argument.value is not None:
         return Assignment(argument.name, argument.value, COMMAND_LINE)

@@ -11,11 +11,13 @@ import shlex
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
+from typing import Any
 
 from onecard.arch import dial
-from onecard.config.files import COMMAND_LINE
+from onecard.config.files import COMMAND_LINE, MAX_FILE_BYTES
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
+from onecard.files import read_bounded
 
 DATA = Path("data")  # where nanoGPT's configs look, and prepare writes
 _RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
@@ -56,6 +58,20 @@ def embedding_rows(tokenizer: str, tokens: int) -> int:
     return -(-tokens // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
 
 
+def tokens_of(tokenizer: Any) -> int:
+    """How many a tokenizer has, by its description in meta.json; ValueError where that contradicts itself.
+    The tokenizer is not built: whoever only plans has no need of it."""
+    count = tokenizer.get("n_vocab") if isinstance(tokenizer, dict) else None
+    if type(count) is not int:
+        raise ValueError("it names no tokenizer")
+    parts = [tokenizer.get(name) for name in ("characters", "merges", "specials")]
+    characters, merges, specials = (len(part) if isinstance(part, str | list) else 0 for part in parts)
+    sizes = {"byte": 257, "gpt2": 50257, "char": characters, "bpe": 256 + merges // 8 + specials}
+    if not isinstance(name := tokenizer.get("name"), str) or count != sizes.get(name) or count < 1:
+        raise ValueError("its tokenizer is not as it was written")
+    return count
+
+
 def wanted_data(config: RunConfig) -> Wanted:
     """For who has no data yet."""
     command = _recipe(config)
@@ -89,7 +105,7 @@ def _recipe(config: RunConfig) -> str:
     if not colon or config.origins.get("vocab_size") == COMMAND_LINE:
         return ""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(Path(path), MAX_FILE_BYTES).decode("utf-8").splitlines()
     except (OSError, ValueError):
         return ""  # of a run that goes on elsewhere
     found = (match[1].strip() for line in lines if (match := _RECIPE.match(line.strip())))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import difflib
-import json
 import mmap
 import os
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from onecard.config.vocabulary import OWN_TOKENS, Wanted
 from onecard.data.hub.catalogue import NAMES
 from onecard.errors import UserError
+from onecard.files import DATA_JSON_BYTES, load_json, open_plain
 
 META_SCHEMA = 1
 # Beside the bins while prepare is at work on them, or was when it was killed.
@@ -47,7 +47,7 @@ class _Part:
         """`limit`: how many of its tokens count, where prepare is appending more."""
         self.path = path
         try:
-            self._file: BinaryIO = path.open("rb")
+            self._file: BinaryIO = open_plain(path)
         except OSError as error:
             raise UserError(f"cannot read {path}", str(error.strerror or error)) from error
         n_bytes = os.fstat(self._file.fileno()).st_size
@@ -286,7 +286,7 @@ def read_meta(data_dir: Path) -> dict[str, Any] | None:
     """What prepare wrote down about a dataset; None where there is no meta.json (nanoGPT's bins)."""
     path = data_dir / "meta.json"
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = load_json(path, DATA_JSON_BYTES)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -355,7 +355,7 @@ def open_split(
 def _counted_while_growing(data_dir: Path, split: Split) -> int | None:
     """What meta.json counts, if prepare is appending to the bins (or was, when it was killed)."""
     try:
-        journal = json.loads((data_dir / JOURNAL_NAME).read_text(encoding="utf-8"))
+        journal = load_json(data_dir / JOURNAL_NAME, DATA_JSON_BYTES)
     except (OSError, ValueError):
         return None
     # A new dataset under way has partial files of its own; these bins are then the old ones, whole.

@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from onecard.data.bins import read_meta
 from onecard.data.texts import Texts, well_formed
 from onecard.errors import UserError
+from onecard.files import open_plain
 
 EOT_TEXT = "<|endoftext|>"
 NAMES = ("gpt2", "byte", "char")
 
 # nanoGPT's meta.pkl maps a few hundred characters; anything of this size is something else.
 _META_PKL_LIMIT = 16 * 2**20
+_LONGEST_NAME = 40
 
 
 class Tokenizer(ABC):
@@ -202,7 +204,7 @@ def from_facts(facts: dict[str, Any]) -> Tokenizer:
     name = facts.get("name")
     if name == "char":
         characters = facts.get("characters")
-        if not isinstance(characters, str) or len(set(characters)) != len(characters):
+        if not isinstance(characters, str) or not characters or len(set(characters)) != len(characters):
             raise UserError("the saved character vocabulary is damaged")
         tokenizer: Tokenizer = CharTokenizer(characters)
     elif name == "bpe":
@@ -210,11 +212,11 @@ def from_facts(facts: dict[str, Any]) -> Tokenizer:
 
         tokenizer = TrainedBpe.of_facts(facts)
     else:
-        tokenizer = make_tokenizer(str(name))
+        tokenizer = make_tokenizer(str(name)[:_LONGEST_NAME])
     if facts.get("hash") != tokenizer.hash:
         raise UserError(
             f"the data was written with another {name} tokenizer than this onecard's",
-            f"its hash is {facts.get('hash')}, ours {tokenizer.hash}",
+            f"its hash is {str(facts.get('hash'))[:64]}, ours {tokenizer.hash}",
             "prepare the data again",
         )
     return tokenizer
@@ -244,7 +246,7 @@ def _from_meta_pkl(path: Path) -> CharTokenizer:
     if path.stat().st_size > _META_PKL_LIMIT:
         raise UserError(f"{path} is too large for a character table ({path.stat().st_size:,} bytes)")
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             meta = _PlainUnpickler(file).load()
     # Damaged pickles raise nearly anything, from KeyError to MemoryError.
     except Exception as error:

@@ -7,7 +7,6 @@ and the measurement, never the command.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -17,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from onecard.files import write_json
+from onecard.files import load_json, write_json
 from onecard.hardware.cards import match_card, read_words
 from onecard.terminal import say
 
@@ -249,8 +248,8 @@ def load_measured(
         return None
     for path in paths:
         try:
-            measured = Measured.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError) as error:  # JSON's and UTF-8's are ValueErrors
+            measured = Measured.from_json(load_json(path))
+        except (OSError, ValueError) as error:  # JSON's and UTF-8's are ValueErrors
             trouble.append(f"{path} is passed over ({error}); onecard bench   measures anew")
             continue
         if _same_card(measured, card_name, memory_gib):

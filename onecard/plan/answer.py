@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,8 +15,9 @@ from onecard.arch.records import RECORDS
 from onecard.arch.shapes import PRETRAINED
 from onecard.config.resolve import setting_of
 from onecard.config.run import RunConfig
-from onecard.config.vocabulary import OWN_TOKENS, data_dir, embedding_rows
-from onecard.errors import UserError
+from onecard.config.vocabulary import OWN_TOKENS, data_dir, embedding_rows, tokens_of
+from onecard.errors import UserError, first_line
+from onecard.files import DATA_JSON_BYTES, load_json
 from onecard.language import _
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE, checkpoint_bytes
 from onecard.plan.cost import Cost, cost_of, rounded
@@ -46,7 +46,6 @@ from onecard.plan.search import (
 )
 
 GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
-_LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size
 _ABOUT_AS_MUCH = 1.08  # memory of the card: nobody's run depends on less
 
 
@@ -267,12 +266,26 @@ def prepared_vocabulary(config: RunConfig) -> int | None:
     """Of the data that is there; None where there is none that says it."""
     try:
         tokenizer = _prepared(config)["tokenizer"]
-        count = int(tokenizer["n_vocab"])
-        if not 2 <= count <= _LARGEST_VOCABULARY:
-            raise ValueError("no vocabulary has so many tokens")
+        count = tokens_of(tokenizer)
         return embedding_rows(tokenizer["name"], count)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError):
         return None
+
+
+def damaged_data(config: RunConfig) -> str:
+    """What to say of data whose meta.json cannot be used; empty where it can, and where there is none."""
+    path = _data_dir(config) / "meta.json"
+    try:
+        meta = _prepared(config)
+        tokens_of(meta.get("tokenizer"))
+        if meta.get("dtype") not in ("uint16", "uint32"):
+            raise ValueError("it does not say how its tokens are written")
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        told = _("{path} cannot be used ({why}): the size of the vocabulary is assumed")
+        return told.format(path=path, why=getattr(error, "strerror", None) or first_line(error))
+    return ""
 
 
 def own_vocabulary(config: RunConfig) -> int | None:
@@ -294,7 +307,7 @@ def training_tokens(config: RunConfig) -> int | None:
     folder = _data_dir(config)
     try:
         if (whole := folder / "train.bin").exists():
-            return whole.stat().st_size // (4 if _prepared(config).get("dtype") == "uint32" else 2) or None
+            return whole.stat().st_size // (4 if _is_wide(config) else 2) or None
         # Shards as llm.c writes them: 16 bits a token, behind 256 numbers of 32.
         shards = [file.stat().st_size for file in folder.glob("*_train_*.bin")]
         return sum(max(0, size - 1024) // 2 for size in shards) or None
@@ -302,13 +315,19 @@ def training_tokens(config: RunConfig) -> int | None:
         return None
 
 
-def _prepared(config: RunConfig) -> dict[str, Any]:
-    """meta.json of the data that is there; empty where there is none that can be read."""
+def _is_wide(config: RunConfig) -> bool:
     try:
-        meta = json.loads((_data_dir(config) / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return meta if isinstance(meta, dict) else {}
+        return _prepared(config).get("dtype") == "uint32"
+    except (OSError, ValueError):
+        return False
+
+
+def _prepared(config: RunConfig) -> dict[str, Any]:
+    """meta.json of the data that is there; OSError or ValueError where there is none that can be read."""
+    meta = load_json(_data_dir(config) / "meta.json", DATA_JSON_BYTES)
+    if not isinstance(meta, dict):
+        raise ValueError("it is no object")
+    return meta
 
 
 def _data_dir(config: RunConfig) -> Path:

@@ -15,7 +15,7 @@ from onecard.config.vocabulary import other_vocabulary
 from onecard.errors import UserError
 from onecard.language import _, english, number
 from onecard.plan.amounts import count, duration
-from onecard.plan.answer import Answer, answer, check_horizon, comparable, prepared_vocabulary
+from onecard.plan.answer import Answer, answer, check_horizon, comparable, damaged_data, prepared_vocabulary
 from onecard.plan.largest import Size, best_for_time, flags_of, largest_models, longest_blocks
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, find_target
@@ -77,6 +77,8 @@ def _notes(config: RunConfig, options: Options) -> list[str]:
     notes = list(config.notes)
     if other := other_vocabulary(config, prepared_vocabulary(config)):
         notes.append(other)
+    if damage := damaged_data(config):
+        notes.append(damage)
     if options.watts is not None:
         notes.append(
             _("--watts counts for energy and money alone: a card held to less power is slower than this")

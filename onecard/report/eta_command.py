@@ -15,6 +15,7 @@ from onecard.config.knobs import knobs, load_config
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
+from onecard.files import open_plain
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.language import _, english, ngettext, number
@@ -69,6 +70,7 @@ def _eta(source: str, known: Known, config_file: str | None, gpu: str | None, as
         if known.config is None:
             config, damage = there.config(), there.damage()
             known, log = replace(known, config=config), there.facts_for(log, config)
+            damage = "; ".join(filter(None, (damage, there.damaged_data(config))))
     found = estimate(log, replace(known, card=card or _card_of(log)))
     before = tuple(note for note in (_pause_of(source), damage) if note)
     found = replace(found, notes=(*before, *found.notes))
@@ -87,10 +89,10 @@ def _content(source: str) -> bytes:
             say(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = Path(source)
-    if path.is_dir() and (path / "log.txt").is_file():
-        path = path / "log.txt"
+    of_a_run = path.is_dir() and (path / "log.txt").exists()
     try:
-        with path.open("rb") as file:
+        # A person may name a pipe, such as <(ssh HOST cat LOG); in a run's folder none belongs.
+        with open_plain(path / "log.txt") if of_a_run else path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(

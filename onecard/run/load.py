@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from onecard.arch.shapes import PRETRAINED, GPT2Shape, Shape
+from onecard.arch.shapes import PRETRAINED, GPT2Shape, Shape, shape_from
 from onecard.config.sample import SampleConfig
 from onecard.config.vocabulary import data_dir
 from onecard.convert.huggingface import pretrained_folder, read_huggingface_folder
@@ -19,9 +20,10 @@ from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_t
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
 from onecard.model.decoder import Decoder
-from onecard.model.family import model_class, shape_from
+from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype, torch_dtype
 from onecard.run.directory import RunDirectory
+from onecard.run.state import NEEDED
 from onecard.run.stored import (
     Checkpoint,
     best_checkpoint,
@@ -133,10 +135,15 @@ def checkpoint_of_run(
 
 
 def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
+    if missing := [name for name in NEEDED if name not in checkpoint.state]:
+        raise UserError(f"{checkpoint.path} is damaged", f"its state.json does not say: {', '.join(missing)}")
     shape = shape_from(checkpoint.state["arch"], checkpoint.state["shape"], checkpoint.path)
+    tensors = checkpoint.model_tensors()
+    with torch.device("meta"):  # before any memory is asked for
+        check_weights(model_class(shape)(shape), tensors)  # type: ignore[call-arg]
     return Weights(
         shape,
-        checkpoint.model_tensors(),
+        tensors,
         f"{checkpoint.path.parent.parent}, step {checkpoint.step:,}, {_millions(shape)}",
         dataset=checkpoint.state.get("dataset"),
         tokenizer_facts=checkpoint.state.get("tokenizer"),

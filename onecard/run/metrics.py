@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Any
 
 from onecard.errors import UserError
-from onecard.files import flush_to_disk, lines_of
+from onecard.files import flush_to_disk, lines_of, open_plain
 from onecard.run.directory import RunDirectory
-from onecard.run.stored import SCHEMA
+from onecard.run.stored import SCHEMA, json_lines
 from onecard.terminal import visible
 
 _UNWRITTEN_BYTES = 16 * 2**20  # of lines at most, that wait for room on the disk
@@ -126,12 +126,8 @@ def bits_per_byte_line(step: int, val_bpb: float) -> str:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines in order of step, superseded and half-written ones left out."""
     curves: dict[bool, dict[int, dict[str, Any]]] = {False: {}, True: {}}
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # the line a crash cut short
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
+    for line in json_lines(path):
+        if type(line.get("step")) is int:
             curve, step = curves["val_loss" in line], line["step"]
             # A step seen again means the run went back: what came after it no longer belongs to it.
             while curve and next(reversed(curve)) >= step:
@@ -249,7 +245,7 @@ class _Lines:
 
 
 def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1)
 

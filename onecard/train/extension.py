@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onecard.config.knobs import from_values
+from onecard.config.knobs import from_values, sound
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.optim.schedule import (
@@ -56,7 +56,10 @@ def _trained_with(values: Mapping[str, Any]) -> RunConfig | None:
     needed = {"learning_rate", "max_iters", "lr_decay_iters", "warmup_iters", "min_lr", "decay_lr"}
     if not all(isinstance(values.get(name), int | float) for name in needed):
         return None
-    return from_values(RunConfig, values, {})
+    try:
+        return sound(from_values(RunConfig, values, {}))
+    except (TypeError, ValueError) as error:
+        raise UserError("the config saved with the checkpoint is damaged", str(error)) from None
 
 
 def _refuse_a_new_run(config: RunConfig) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,11 +83,13 @@ def test_a_run_that_wants_its_best_is_sampled_at_its_best(run_folder: Path) -> N
 
 
 def rewrite_val_loss(folder: Path, loss: float) -> None:
-    import hashlib
-    import json
+    rewrite_state(folder, val_loss=loss)
 
+
+def rewrite_state(folder: Path, **changes: Any) -> None:
+    """With a manifest that agrees."""
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps({**state, "val_loss": loss}))
+    (folder / "state.json").write_text(json.dumps({**state, **changes}))
     manifest = json.loads((folder / "manifest.json").read_text())
     content = (folder / "state.json").read_bytes()
     manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -262,3 +267,46 @@ def test_where_no_checkpoint_is_intact_none_is_used(
     for command in (["sample", "--out_dir=out"], ["export", "out", "hf"], ["train", "--out_dir=out"]):
         assert main(command) != 0
         assert "no checkpoint of this run is intact" in capsys.readouterr().err
+
+
+GPT2, NANOCHAT = (
+    {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 320, "block_size": 16, "bias": True},
+    {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 320, "block_size": 16},
+)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        ("gpt2", {"n_layer": 10**9}),
+        ("gpt2", {"n_layer": 1024}),
+        ("gpt2", {"n_embd": 2**16, "vocab_size": 2**24, "n_head": 1}),
+        ("gpt2", {"block_size": 10**12}),
+        ("gpt2", {"n_layer": True}),
+        ("gpt2", {"n_layer": "2"}),
+        ("gpt2", {"n_head": 0}),
+        ("gpt2", {"n_head": 3}),
+        ("gpt2", {"bias": 1}),
+        ("gpt2", {"another": 1}),
+        ("gpt2", {"vocab_size": 1e30}),
+        ("nanochat-2025", {"block_size": 10**9}),
+        ("nanochat-2026", {"window_pattern": "S" * 10**7}),
+        ("nanochat-2026", {"window_block": -1}),
+        (["gpt2"], {}),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused_before_memory_is_taken(
+    run_folder: Path, arch: Any, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {**(GPT2 if arch == "gpt2" else NANOCHAT), **changes}
+    for checkpoint in Path("out/checkpoints").glob("step-*"):
+        rewrite_state(checkpoint, arch=arch, shape=shape)
+    for words in (
+        ["sample", "--device=cpu"], ["export", "out", "there"], ["export", "out", "there.pt"],
+        ["train", "--init_from=./out", "--out_dir=new", "--device=cpu"], ["train", "--out_dir=out"],
+    ):  # fmt: skip
+        capsys.readouterr()
+        assert main(words) == 2, words
+        said = capsys.readouterr().err
+        assert "error: " in said, words
+        assert len(said) < 2000

@@ -17,8 +17,8 @@ from onecard.data.bins import JOURNAL_NAME, SPLITS, Split, _missing, _split_file
 from onecard.data.check.claims import Book
 from onecard.data.check.survey import Documents, Survey, TokenRow, entropy, histogram, repeats, shared, survey
 from onecard.data.check.text import as_text, token_text
-from onecard.data.prepare.build import BY_HASH
 from onecard.data.prepare.progress import Progress
+from onecard.data.prepare.writer import BY_HASH
 from onecard.errors import UserError
 
 SAMPLE_CHARACTERS = 300

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from onecard.data.bins import SHARD_HEADER_BYTES, SHARD_MAGIC, _layout
 from onecard.errors import UserError
+from onecard.files import open_plain
 
 # With the 64-bit copy that counting makes, a window of this size stays in a processor's cache;
 # four times as many tokens take twice as long each.
@@ -52,7 +53,7 @@ class TokenRow:
 
     def _look(self, path: Path, dtype: np.dtype[Any]) -> _Part:
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 n_bytes = os.fstat(file.fileno()).st_size
                 head = file.read(12)
         except OSError as error:

@@ -20,12 +20,10 @@ from onecard.data.prepare.pipeline import ByHash, ByTail, Encoded, encode_all
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.reading import DIGEST_SPAN, Batch, Place
 from onecard.data.prepare.sources import BadFileError, Tally
-from onecard.data.prepare.writer import DatasetWriter, JournalError, Mode, discard
+from onecard.data.prepare.writer import BY_HASH, BY_TAIL, DatasetWriter, JournalError, Mode, discard
 from onecard.data.tokenizer import CharTokenizer, Tokenizer
 from onecard.errors import UserError
 
-BY_HASH = "by document hash"
-BY_TAIL = "tail of the only document"
 # What nanoGPT's Shakespeare holds out of its one text.
 _TAIL_FRACTION = 0.1
 _FEW_VAL_TOKENS = 10_000

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onecard.data.bins import SPLITS, read_meta
-from onecard.data.prepare.build import BY_TAIL, Job, collect_characters, write_dataset
+from onecard.data.prepare.build import Job, collect_characters, write_dataset
 from onecard.data.prepare.origin import LocalFiles, Origin
 from onecard.data.prepare.outcome import PreparedFacts
 from onecard.data.prepare.progress import Progress
@@ -27,6 +27,7 @@ from onecard.data.prepare.request import (
 )
 from onecard.data.prepare.sources import STDLIB, Tally, find_sources
 from onecard.data.prepare.writer import (
+    BY_TAIL,
     LockedFolder,
     Mode,
     cannot_write,
