@@ -93,9 +93,12 @@ class GPT2Shape:
         return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size
 
 
+# GPT-2's tokens, and what nanoGPT pads them to: a multiple of 64 suits the matmuls.
+GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
+
 # OpenAI's models, which init_from names.
 PRETRAINED = {
-    name: GPT2Shape(layers, heads, width, vocab_size=50257, block_size=1024, bias=True, gelu_tanh=True)
+    name: GPT2Shape(layers, heads, width, GPT2_VOCABULARY, block_size=1024, bias=True, gelu_tanh=True)
     for name, layers, heads, width in (
         ("gpt2", 12, 12, 768), ("gpt2-medium", 24, 16, 1024), ("gpt2-large", 36, 20, 1280),
         ("gpt2-xl", 48, 25, 1600),

@@ -10,21 +10,18 @@ import re
 import shlex
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
 
 from onecard.arch import dial
+from onecard.arch.shapes import GPT2_PADDED_VOCABULARY, GPT2_VOCABULARY
+from onecard.config.dataset import data_dir
 from onecard.config.files import COMMAND_LINE, MAX_FILE_BYTES
 from onecard.config.run import RunConfig
-from onecard.errors import UserError
 from onecard.files import read_bounded
 
-DATA = Path("data")  # where nanoGPT's configs look, and prepare writes
 _RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
 # GPT-2's own 50,257 and what it is padded to. Less than a thousand are bytes or characters.
-_GPT2, _LEAST_TRAINED = range(50257, 50433), 1024
-# Datasets that prepare writes in bytes or characters, whoever trains on them: the tokenizer and its size.
-OWN_TOKENS = {"stdlib": ("byte", 257), "shakespeare_char": ("char", 65)}
+_GPT2, _LEAST_TRAINED = range(GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY + 129), 1024
 _PADDING = 128  # a difference below this is padding, or tokens with a special meaning
 
 
@@ -35,41 +32,6 @@ class Wanted:
 
     tokenizer: int | None
     command: str = ""
-
-
-def data_dir(dataset: str) -> Path:
-    """The folder of a dataset: a name below data/, or a path where it plainly is one (/…, ./…, ../…, ~/…)."""
-    if dataset.startswith(("/", "./", "../", "~/")) or Path(dataset).is_absolute():
-        return Path(dataset).expanduser()
-    parts = PurePath(dataset).parts
-    if not parts or ".." in parts or "\0" in dataset:
-        raise UserError(
-            f"dataset cannot be {dataset!r}",
-            "it is the name of a folder below data/",
-            "a folder elsewhere is given as a path: --dataset=./FOLDER or --dataset=/FOLDER",
-        )
-    return DATA / dataset
-
-
-def embedding_rows(tokenizer: str, tokens: int) -> int:
-    """How many tokens a model of this data knows."""
-    if tokenizer == "char":
-        return tokens  # as nanoGPT sizes it, so that its checkpoints fit
-    return -(-tokens // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
-
-
-def tokens_of(tokenizer: Any) -> int:
-    """How many a tokenizer has, by its description in meta.json; ValueError where that contradicts itself.
-    The tokenizer is not built: whoever only plans has no need of it."""
-    count = tokenizer.get("n_vocab") if isinstance(tokenizer, dict) else None
-    if type(count) is not int:
-        raise ValueError("it names no tokenizer")
-    parts = [tokenizer.get(name) for name in ("characters", "merges", "specials")]
-    characters, merges, specials = (len(part) if isinstance(part, str | list) else 0 for part in parts)
-    sizes = {"byte": 257, "gpt2": 50257, "char": characters, "bpe": 256 + merges // 8 + specials}
-    if not isinstance(name := tokenizer.get("name"), str) or count != sizes.get(name) or count < 1:
-        raise ValueError("its tokenizer is not as it was written")
-    return count
 
 
 def wanted_data(config: RunConfig) -> Wanted:

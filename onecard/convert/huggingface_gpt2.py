@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.arch.shapes import GPT2Shape
+from onecard.arch.shapes import GPT2_VOCABULARY, GPT2Shape
 from onecard.convert.reading import (
     EMBEDDING,
     HEAD,
@@ -38,7 +38,9 @@ _SIZES = {
     "block_size": "n_positions",
 }
 # What transformers assumes where config.json is silent.
-_DEFAULT_SIZES = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}
+_DEFAULT_SIZES = {
+    "n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": GPT2_VOCABULARY, "n_positions": 1024,
+}  # fmt: skip
 
 
 def read_gpt2(

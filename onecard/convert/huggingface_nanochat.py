@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onecard.arch.shapes import NanochatShape
+from onecard.arch.shapes import GPT2_PADDED_VOCABULARY, NanochatShape
 from onecard.convert.layout import layout_of, packed, shapes_there, taken_apart
 from onecard.convert.reading import EMBEDDING, HEAD, checked_tensors, parameter_shapes, sizes_in, unquoted
 from onecard.errors import UserError
@@ -25,7 +25,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 12,
     "num_attention_heads": 6,
     "hidden_size": 768,
-    "vocab_size": 50304,
+    "vocab_size": GPT2_PADDED_VOCABULARY,
     "max_position_embeddings": 2048,
     "intermediate_size": 8192,
     "hidden_act": "relu2",

@@ -10,12 +10,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TextIO
 
+from onecard.config.dataset import data_facts
 from onecard.config.run import RunConfig
 from onecard.config.vocabulary import other_vocabulary
 from onecard.errors import UserError
 from onecard.language import _, english, number
 from onecard.plan.amounts import count, duration
-from onecard.plan.answer import Answer, answer, check_horizon, comparable, damaged_data, prepared_vocabulary
+from onecard.plan.answer import Answer, answer, check_horizon, comparable
 from onecard.plan.largest import Size, best_for_time, flags_of, largest_models, longest_blocks
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, find_target
@@ -75,10 +76,11 @@ def _plan(options: Options, config: RunConfig) -> int:
 def _notes(config: RunConfig, options: Options) -> list[str]:
     """What to know before the answer is read."""
     notes = list(config.notes)
-    if other := other_vocabulary(config, prepared_vocabulary(config)):
+    data = data_facts(config.dataset)
+    if other := other_vocabulary(config, data.vocabulary):
         notes.append(other)
-    if damage := damaged_data(config):
-        notes.append(damage)
+    if data.problem:
+        notes.append(data.problem)
     if options.watts is not None:
         notes.append(
             _("--watts counts for energy and money alone: a card held to less power is slower than this")

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from onecard.arch.shapes import Shape
-from onecard.config.vocabulary import data_dir
+from onecard.config.dataset import data_dir
 from onecard.language import _, number
 from onecard.plan.amounts import count, duration, energy, file_size, kwh_cell, price_text, speed
 from onecard.plan.answer import Answer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from onecard.arch.shapes import PRETRAINED
-from onecard.config.vocabulary import OWN_TOKENS
+from onecard.config.dataset import OWN_TOKENS, data_facts
 from onecard.language import _
-from onecard.plan.answer import Answer, data_is_there, own_vocabulary, prepared_vocabulary
+from onecard.plan.answer import Answer
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.search import Choice, Question
@@ -66,14 +66,13 @@ def vocabulary_remark(question: Question) -> str:
     config = question.config
     # A nanochat's config has the vocabulary written into it by then.
     chosen = config.is_set("vocab_size") or config.init_from in PRETRAINED
-    if chosen or prepared_vocabulary(config) is not None:
+    data = data_facts(config.dataset)
+    if chosen or data.vocabulary is not None:
         return ""
     from rich.markup import escape  # brackets in a name are no markup
 
     name, size = escape(config.dataset), question.shape.vocab_size
-    if own_vocabulary(config) is not None:
-        if data_is_there(config):  # nanoGPT's own, of the same text
-            return ""
+    if config.dataset in OWN_TOKENS and not data.is_there:
         tokenizer, count = OWN_TOKENS[name]
         told = _("data/{name} is not prepared yet: its vocabulary will be bytes, {n:,} tokens.")
         if tokenizer == "char":

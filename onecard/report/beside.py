@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onecard.arch.shapes import shape_from
+from onecard.config.dataset import data_facts
 from onecard.config.knobs import from_values, sound
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
@@ -78,18 +79,14 @@ class Beside:
             return {"flops_per_token": flops}
         if config is None or config.vocab_size is not None:
             return {}
-        from onecard.plan.answer import prepared_vocabulary  # all of planning comes with it
-
-        vocabulary = prepared_vocabulary(config)
+        vocabulary = data_facts(config.dataset).vocabulary
         return {"vocab_size": vocabulary} if vocabulary is not None else {}
 
     def damaged_data(self, config: RunConfig | None) -> str:
         """What to say where the vocabulary is that of data whose meta.json cannot be used."""
         if config is None or config.vocab_size is not None or self._planned_flops() or self._saved_flops():
             return ""
-        from onecard.plan.answer import damaged_data
-
-        return damaged_data(config)
+        return data_facts(config.dataset).problem
 
     def since_last_start(self, log: Log) -> Log:
         """A run that goes on where it was stopped writes on as if nothing had been: only its events tell

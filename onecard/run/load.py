@@ -10,9 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.arch.shapes import PRETRAINED, GPT2Shape, Shape, shape_from
+from onecard.arch.shapes import (
+    GPT2_PADDED_VOCABULARY,
+    GPT2_VOCABULARY,
+    PRETRAINED,
+    GPT2Shape,
+    Shape,
+    shape_from,
+)
+from onecard.config.dataset import data_dir
 from onecard.config.sample import SampleConfig
-from onecard.config.vocabulary import data_dir
 from onecard.convert.huggingface import pretrained_folder, read_huggingface_folder
 from onecard.convert.nanochat import is_nanochat_file, nanochat_steps, read_nanochat_checkpoint
 from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint
@@ -34,7 +41,7 @@ from onecard.run.stored import (
 )
 
 # GPT-2's tokens, plain and padded to a multiple of 64.
-_GPT2_VOCABULARIES = (50257, 50304)
+_GPT2_VOCABULARIES = (GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY)
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,7 @@ def tokenizer_of(weights: Weights) -> Tokenizer:
             f"onecard prepare FILES --name NAME --train-tokenizer {weights.shape.vocab_size}\n"
             "onecard train --init_from=PATH --dataset=NAME (new tokens take their time to be learned)",
         )
-    if weights.shape.vocab_size < 50257:
+    if weights.shape.vocab_size < GPT2_VOCABULARY:
         raise UserError(
             f"the tokenizer of {weights.description} is not known",
             f"its vocabulary of {weights.shape.vocab_size} is not GPT-2's, and there is no "

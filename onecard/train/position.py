@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from onecard.config.dataset import data_dir
 from onecard.config.run import RunConfig
-from onecard.config.vocabulary import data_dir
 from onecard.convert.nanogpt import NanoGPTCheckpoint
 from onecard.data.batches import DataState, Sequences
 from onecard.data.bins import TokenFile

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.bins import JOURNAL_NAME, SPLITS, Split
+from onecard.arch.shapes import GPT2_VOCABULARY
 from onecard.data.check.survey import Survey, TokenRow
+from onecard.data.meta import JOURNAL_NAME, SPLITS, Split
 from onecard.data.prepare.writer import BY_HASH
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 
 OK, WRONG, NOT_RECORDED, NOT_COMPARED = "ok", "WRONG", "not recorded", "not compared"
 # What bins are taken for when nothing says what they are, as nanoGPT does.
-_GPT2_VOCAB, _GPT2_EOT = 50257, 50256
+_GPT2_VOCAB, _GPT2_EOT = GPT2_VOCABULARY, GPT2_VOCABULARY - 1
 _LARGEST_VOCAB = 2**24
 
 

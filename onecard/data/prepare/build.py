@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onecard import __version__
-from onecard.data.bins import META_SCHEMA, SPLITS
+from onecard.data.meta import META_SCHEMA, SPLITS
 from onecard.data.prepare.origin import LocalFiles, Origin
 from onecard.data.prepare.pipeline import ByHash, ByTail, Encoded, encode_all
 from onecard.data.prepare.progress import Progress

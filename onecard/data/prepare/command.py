@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from onecard.data.bins import SPLITS, read_meta
+from onecard.data.meta import SPLITS, read_meta
 from onecard.data.prepare.build import Job, collect_characters, write_dataset
 from onecard.data.prepare.origin import LocalFiles, Origin
 from onecard.data.prepare.outcome import PreparedFacts

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.bins import JOURNAL_NAME, META_SCHEMA, SPLITS, Split
 from onecard.data.bpe import BpeTokenizer
+from onecard.data.meta import JOURNAL_NAME, META_SCHEMA, SPLITS, Split
 from onecard.data.prepare.parquet import UNPACKED
 from onecard.data.prepare.room import Room
 from onecard.data.prepare.sources import Tally
