@@ -122,7 +122,9 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             lock = Path(f"/proc/self/fd/{self._claimed_by.fileno()}").readlink()
             if os.path.samestat(lock.stat(), os.fstat(self._claimed_by.fileno())):
-                return RunDirectory(lock.parent)
+                found = RunDirectory(lock.parent)
+                found._claimed_by = self._claimed_by
+                return found
         return None
 
     def refuse_lost_checkpoints(self) -> None:
