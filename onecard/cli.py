@@ -66,15 +66,18 @@ def train(arguments: Sequence[str]) -> int:
         return 0
     refuse_a_slip(config)
     need_package("torch", "train", "training")
-    from onecard.train.loop import train as run_training
+    from onecard.train.interrupt import nothing_to_save
 
-    summary = run_training(config)
-    try:
-        print(json.dumps(summary.values) if as_json else folded(summary.text()), flush=True)
-    except OSError:
-        # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
-        # code says how it ended. What is left in the buffer must not be tried again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with nothing_to_save():
+        from onecard.train.loop import train as run_training
+
+        summary = run_training(config)
+        try:
+            print(json.dumps(summary.values) if as_json else folded(summary.text()), flush=True)
+        except OSError:
+            # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its
+            # exit code says how it ended. What is left in the buffer must not be tried again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return INTERRUPTED if summary.interrupted else 1 if summary.risen else 0
 
 

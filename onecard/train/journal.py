@@ -28,6 +28,7 @@ from onecard.train.progress import Display, Status, open_display
 from onecard.train.start import Run
 from onecard.train.summary import Summary
 from onecard.train.tracking import Tracker, open_tracker
+from onecard.vocabulary import data_dir
 
 _SAMPLE_LINES = 6
 
@@ -71,7 +72,7 @@ class Journal:
         self.display.say(
             f"{run.began}\n"
             f"tokens per iteration will be: {config.tokens_per_step:,}; "
-            f"{len(run.sequences.tokens):,} training tokens in data/{config.dataset}; "
+            f"{len(run.sequences.tokens):,} training tokens in {data_dir(config.dataset)}; "
             f"{run.device}, {run.dtype}"
         )
         if run.device.startswith("cuda"):

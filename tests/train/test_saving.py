@@ -406,6 +406,7 @@ def test_a_dataset_is_below_the_data_folder_or_plainly_a_path(
     for path in ("./elsewhere/tiny", f"{workplace}/elsewhere/tiny"):
         out = path.replace("/", "-").strip("-.")
         assert main(["train", *TINY, f"--dataset={path}", f"--out_dir={out}", "--max_iters=1"]) == 0
+        assert f"training tokens in {Path(path)};" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -465,6 +466,15 @@ def test_memorising_is_told_and_is_no_failure(
     out = capsys.readouterr().out
     assert out.startswith("done at step 20")
     assert "the validation loss was 3.2000 at its best and is 3.9000 now" in out
+
+
+def test_a_validation_loss_that_wavers_is_not_called_memorising(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(monkeypatch, [4.1, 3.1, 3.2, 3.3, 3.25], [4.1, 3.2, 3.3, 3.2, 3.3])
+    assert main(["train", *TINY]) == 0
+    out = capsys.readouterr().out
+    assert "the validation loss was 3.2000 at its best and is 3.3000 now\n" in out
 
 
 @pytest.mark.parametrize("losses", [[4.1, 3.1, 3.4, 3.0, 3.05], [4.1, 0.05, 0.3, 0.2, 0.1]])
