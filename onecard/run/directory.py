@@ -51,7 +51,8 @@ class RunDirectory:
             raise UserError(
                 f"{str(out_dir)!r} is no name of a folder", hint="name the run's folder: --out_dir=out"
             )
-        self.path = Path(out_dir)
+        # bash leaves the ~ of --out_dir=~/run as it is; nobody wants a folder of that name.
+        self.path = Path(os.path.expanduser(out_dir))  # noqa: PTH111 - a Path forgets the ./ of ./~
         self.config_path = self.path / "config.json"
         self.plan_path = self.path / "plan.json"
         self.metrics_path = self.path / "metrics.jsonl"
