@@ -70,4 +70,6 @@ def need_package(package: str, extra: str, needed_for: str) -> None:
 
 def first_line(error: BaseException) -> str:
     """Of a message that may be pages long, the line that says it."""
+    if isinstance(error, UserError):
+        return error.what
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -223,7 +223,7 @@ def test_a_verb_that_needs_more_than_the_base_install_names_the_extra(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["gpus"], ["gpus", "4070"], ["gpus", "--json"]])
+@pytest.mark.parametrize("arguments", [["gpus", "--all"], ["gpus", "4070"], ["gpus", "--json"]])
 def test_the_cards_are_shown_by_the_base_install(tmp_path: Path, arguments: list[str]) -> None:
     code = f"{WITHOUT_HEAVY}\nfrom onecard.cli import main\nraise SystemExit(main({arguments!r}))"
     result = python("-c", code, cwd=tmp_path)

@@ -163,19 +163,22 @@ def train(options: TrainOptions, words: list[str]) -> int:
         return 0
     refuse_a_slip(config)
     need_package("torch", "train", _("training"))
-    from onecard.train.loop import train as run_training
+    from onecard.train.interrupt import nothing_to_save
 
-    summary = run_training(config)
-    try:
-        if options.json:
-            show_json(json.dumps(summary.values))
-        else:
-            show(folded(summary.text()))
-        sys.stdout.flush()
-    except OSError:
-        # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
-        # code says how it ended. What is left in the buffer must not be tried again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with nothing_to_save():
+        from onecard.train.loop import train as run_training
+
+        summary = run_training(config)
+        try:
+            if options.json:
+                show_json(json.dumps(summary.values))
+            else:
+                show(folded(summary.text()))
+            sys.stdout.flush()
+        except OSError:
+            # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
+            # code says how it ended. What is left in the buffer must not be tried again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return INTERRUPTED if summary.interrupted else 1 if summary.risen else 0
 
 

@@ -29,12 +29,9 @@ from onecard.data.meta import (
     read_meta,
     split_files,
 )
+from onecard.data.shards import layout
 from onecard.errors import UserError
 from onecard.files import open_plain
-
-SHARD_MAGIC = 20240520
-SHARD_VERSION = 1
-SHARD_HEADER_BYTES = 256 * 4
 
 # What is looked at before a run starts; the rest is checked batch by batch as it is read.
 SCAN_BYTES = 64 * 2**20
@@ -60,7 +57,7 @@ class _Part:
             n_bytes -= n_bytes % dtype.itemsize
         if n_bytes == 0:
             raise UserError(f"{path} is empty", hint="prepare the data again: onecard prepare PATH --force")
-        offset, count, dtype = _layout(path, self._file.read(12), n_bytes, dtype)
+        offset, count, dtype = layout(path, self._file.read(12), n_bytes, dtype)
         if limit is not None:
             count = min(count, limit)
         # A map of exactly what is there now: a file that grows is mapped anew by refresh().
@@ -86,27 +83,6 @@ class _Part:
     def close(self) -> None:
         self._file.close()
         # The map itself goes with the last array that looks into it.
-
-
-def _layout(path: Path, head: bytes, n_bytes: int, dtype: np.dtype[Any]) -> tuple[int, int, np.dtype[Any]]:
-    """Offset, number and type of the tokens. The magic is no GPT-2 id, so bins cannot be mistaken for it."""
-    if n_bytes >= SHARD_HEADER_BYTES and int.from_bytes(head[:4], "little") == SHARD_MAGIC:
-        version, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
-        if version != SHARD_VERSION:
-            raise UserError(f"{path} is a token shard of version {version}; only version 1 is known")
-        if SHARD_HEADER_BYTES + 2 * count > n_bytes:
-            there = (n_bytes - SHARD_HEADER_BYTES) // 2
-            raise UserError(
-                f"{path} is cut short", f"its header promises {count:,} tokens, {there:,} are there"
-            )
-        return SHARD_HEADER_BYTES, count, np.dtype("<u2")
-    if n_bytes % dtype.itemsize:
-        raise UserError(
-            f"{path} is damaged or not a token file",
-            f"{n_bytes:,} bytes are not a whole number of {dtype.itemsize}-byte tokens ({dtype.name})",
-            "prepare the data again: onecard prepare PATH --force",
-        )
-    return 0, n_bytes // dtype.itemsize, dtype
 
 
 class TokenFile:

@@ -191,7 +191,10 @@ def _held(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
     if not config.by_muon:
         return last
     top, steps, _ = _momentum_of(config)
-    return last if begins > steps else dataclasses.replace(last, momentum=_rising(step, 0.85, top, steps))
+    if begins > steps:
+        return last
+    # A rewarm before may have brought it further already.
+    return dataclasses.replace(last, momentum=max(last.momentum, _rising(step, 0.85, top, steps)))
 
 
 def _decayed(step: int, begins: int, held: Rates, config: RunConfig) -> Rates:

@@ -52,7 +52,8 @@ class RunDirectory:
             raise UserError(
                 f"{str(out_dir)!r} is no name of a folder", hint="name the run's folder: --out_dir=out"
             )
-        self.path = Path(out_dir)
+        # bash leaves the ~ of --out_dir=~/run as it is; nobody wants a folder of that name.
+        self.path = Path(os.path.expanduser(out_dir))  # noqa: PTH111 - a Path forgets the ./ of ./~
         self.config_path = self.path / "config.json"
         self.plan_path = self.path / "plan.json"
         self.metrics_path = self.path / "metrics.jsonl"
@@ -123,7 +124,9 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             lock = Path(f"/proc/self/fd/{self._claimed_by.fileno()}").readlink()
             if os.path.samestat(lock.stat(), os.fstat(self._claimed_by.fileno())):
-                return RunDirectory(lock.parent)
+                found = RunDirectory(lock.parent)
+                found._claimed_by = self._claimed_by
+                return found
         return None
 
     def refuse_lost_checkpoints(self) -> None:

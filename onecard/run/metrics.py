@@ -196,6 +196,8 @@ def _metric_kind(line: bytes) -> tuple[str, int] | None:
 
 
 def _log_kind(line: bytes) -> tuple[str, int] | None:
+    if not line.endswith(b"\n"):
+        return _HALF, 0
     for kind, pattern in _LOGGED:
         if match := pattern.match(line):
             return kind, int(match[1])

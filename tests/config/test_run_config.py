@@ -697,7 +697,7 @@ def assert_same(config: Config, values: dict[str, Any]) -> None:
 
 def test_a_rewarm_and_its_peak_come_together() -> None:
     assert load_config(RunConfig, ["--extend=rewarm", "--extend_lr=3e-4"]).extend_lr == 3e-4
-    for words in (["--extend=rewarm"], ["--extend=rewarm", "--extend_lr=0"], ["--extend_lr=3e-4"]):
+    for words in (["--extend=stay", "--extend_lr=3e-4"], ["--extend_lr=3e-4"]):
         with pytest.raises(UserError) as refused:
             load_config(RunConfig, words)
         assert "--extend=rewarm --extend_lr=" in refused.value.hint

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onecard.data.bins import SHARD_HEADER_BYTES, SHARD_MAGIC
 from onecard.data.check import claims as check_meta
 from onecard.data.check import survey
 from onecard.data.check.report import CheckReport, check
 from onecard.data.check.survey import TokenRow
 from onecard.data.check.text import token_text
 from onecard.data.prepare.command import prepare
+from onecard.data.shards import SHARD_HEADER_BYTES, SHARD_MAGIC
 from onecard.data.tokenizer import ByteTokenizer, make_tokenizer
 from onecard.errors import UserError
 

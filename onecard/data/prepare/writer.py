@@ -251,7 +251,9 @@ def is_whole(meta: Any) -> bool:
         texts = [meta["split"], meta["dtype"], meta["text_column"], meta["tokenizer"]["name"]]
         texts += [source["name"] for source in meta["sources"]]
         numbers += [source["bytes"] for source in meta["sources"]]
-        numbers += meta["passed_over"].values()
+        passed_over = dict(meta["passed_over"])
+        texts.append(passed_over.pop("first_outside_link", ""))
+        numbers += passed_over.values()
         assert meta["passed_over"].keys() <= {field.name for field in dataclasses.fields(Tally)}
         assert meta["dtype"] in ("uint16", "uint32") and meta["split"] in (BY_HASH, BY_TAIL)
         return all(map(_is_count, numbers)) and all(isinstance(t, str) for t in texts)
