@@ -28,7 +28,6 @@ import numpy as np
 from onecard.data.gpt2_bpe import gpt2_tokenizer
 from onecard.data.prepare.command import prepare
 from onecard.data.prepare.reading import document_digest
-from onecard.data.texts import Texts
 
 _FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 
@@ -92,7 +91,7 @@ def first_difference(ours: Any, texts: list[str], theirs: Any) -> tuple[int, str
     different, example = 0, ""
     for start in range(0, len(texts), 2_000):
         part = texts[start : start + 2_000]
-        ids_N, offsets = ours.encode_batch(Texts.of(part))
+        ids_N, offsets = ours.encode_batch(part)
         for number, text in enumerate(part):
             right = theirs.encode_to_numpy(text, disallowed_special=())
             if not np.array_equal(ids_N[offsets[number] : offsets[number + 1]], right):

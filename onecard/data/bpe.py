@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.texts import Texts, well_formed
+from onecard.data.texts import well_formed
 from onecard.data.tokenizer import EOT_TEXT, Tokenizer, in_one_row
 from onecard.errors import missing_package
 
@@ -42,7 +42,7 @@ _READ = {ord(character): byte for byte, character in _WRITTEN.items()}
 # Where encoders have been seen to differ, or could: contractions and what folds to their letters,
 # joiners, marks, controls, white space of every kind, letters of the newest Unicode versions,
 # special tokens as plain text, and pieces long enough for another merging algorithm.
-_SHORT_PROBES = (
+_PROBES = (
     "",
     " ",
     "it's IT'S we'll WE'LL I've you'Re they'd 'sbc ''s -'s x'ſ y'ſt k'\u212a's9'd\u00b2'd",
@@ -56,10 +56,6 @@ _SHORT_PROBES = (
     "    def f(x):\n        return x ** 2  # 'quoted' \"text\"\n\n\n    \n",
     "ab" * 300 + " " * 300 + "\n" * 300 + "=" * 300 + "7" * 300 + " the of and" * 30 + "é" * 100,
 )
-
-
-# All of them once more in one text, long enough to be copied instead of being decoded (data/texts.py).
-_PROBES = (*_SHORT_PROBES, " ".join(_SHORT_PROBES))
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class BpeTokenizer(Tokenizer):
         ids_N: NDArray[np.uint32] = self._encoding.encode_to_numpy(text, disallowed_special=())
         return ids_N
 
-    def encode_batch(self, texts: Texts) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def encode_batch(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Without Python's lock for most of the time: calls in several threads run side by side."""
         fast = self._fast_encoder()
         return super().encode_batch(texts) if fast is None else _flat(fast, texts)
@@ -154,7 +150,7 @@ class BpeTokenizer(Tokenizer):
             return None
         try:
             fast = fastokens.Tokenizer.from_json_str(self.tokenizer_json())
-            ids_N, offsets = _flat(fast, Texts.of(_PROBES))
+            ids_N, offsets = _flat(fast, list(_PROBES))
         # Whatever a future version may do: tiktoken can still encode.
         except Exception as error:
             self.bulk_note = f"fastokens failed ({error}); tiktoken encodes instead, more slowly"
@@ -211,8 +207,8 @@ class BpeTokenizer(Tokenizer):
         return json.dumps(content, ensure_ascii=False)
 
 
-def _flat(fast: Any, texts: Texts) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    ids, offsets = fast.encode_batch_flat(texts.for_encoder(), split_special_tokens=True)
+def _flat(fast: Any, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    ids, offsets = fast.encode_batch_flat(texts, split_special_tokens=True)
     return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from onecard.config.dataset import character_table
 from onecard.data.meta import read_meta
-from onecard.data.texts import Texts, well_formed
+from onecard.data.texts import well_formed
 from onecard.errors import UserError
 
 EOT_TEXT = "<|endoftext|>"
@@ -39,8 +39,11 @@ class Tokenizer(ABC):
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """Ids of `text`; strings that look like special tokens are plain text."""
 
-    def encode_batch(self, texts: Texts) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Ids of all texts in one row, and where each begins: text n's are ids[offsets[n]:offsets[n + 1]]."""
+    def encode_batch(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Ids of all texts in one row, and where each begins: text n's are ids[offsets[n]:offsets[n + 1]].
+
+        The texts are well-formed (texts.py).
+        """
         return in_one_row([self.encode_array(text) for text in texts])
 
     @abstractmethod

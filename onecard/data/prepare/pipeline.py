@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onecard.data.prepare.reading import BATCH_BYTES, MOST_TEXTS, Batch
-from onecard.data.texts import Texts
 from onecard.data.tokenizer import Tokenizer
 from onecard.hardware.cpu import usable_cores
 
@@ -98,7 +97,7 @@ def encode_all(
 def _encode(batch: Batch, held_out: list[bool], tokenizer: Tokenizer, dtype: str) -> Encoded:
     """As it will be written, so that the writing thread only writes."""
     ids_N, starts_T = tokenizer.encode_batch(batch.texts)
-    batch.texts = Texts()  # the largest part of a batch, not needed any more
+    batch.texts = []  # the largest part of a batch, not needed any more
     pieces: list[NDArray[Any]] = []
     eot_1 = np.array([] if tokenizer.eot is None else [tokenizer.eot], ids_N.dtype)
     for start, stop, ends in zip(starts_T[:-1].tolist(), starts_T[1:].tolist(), batch.ends, strict=True):

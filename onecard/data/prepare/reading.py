@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from onecard.data.prepare.sources import BadFileError, SourceFile, open_stream
-from onecard.data.texts import Texts, well_formed
+from onecard.data.texts import well_formed
 
 # About this much text is handed on at a time: small enough for bounded memory, large enough that
 # what a batch costs besides its text does not show.
@@ -58,7 +58,7 @@ class Batch:
     Parallel lists, not objects: there are tens of thousands of documents a second.
     """
 
-    texts: Texts = field(default_factory=Texts)
+    texts: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # UTF-8 bytes
     digests: list[int] = field(default_factory=list)  # of the whole document
     ends: list[bool] = field(default_factory=list)  # the document is complete with this text
@@ -73,7 +73,7 @@ class Batch:
     read: int = 0  # bytes of the files behind us, for the progress bar
 
     def add(self, utf8: bytes | memoryview, digest: int, ends: bool, after: Place) -> None:
-        self.texts.append(utf8)
+        self.texts.append(str(utf8, "utf-8"))
         self.sizes.append(len(utf8))
         self.digests.append(digest)
         self.ends.append(ends)
@@ -84,7 +84,7 @@ class Batch:
 
     def extend(self, other: Batch) -> None:
         """What comes right after this one, in the same batch."""
-        self.texts.extend(other.texts)
+        self.texts += other.texts
         self.sizes += other.sizes
         self.digests += other.digests
         self.ends += other.ends
