@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import COMMIT, Faults, HubServer, environment
+from hub_server import COMMIT, Faults, HubServer, at_home
 
 from onecard.data.hub import catalogue
 from onecard.data.hub import fetch as hub
-from onecard.data.hub.transfer import Patience
 from onecard.data.prepare import origin, pipeline, reading
 from onecard.data.prepare.command import prepare
 from onecard.data.prepare.outcome import PreparedFacts
@@ -44,11 +43,8 @@ def parquet(number: int) -> bytes:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    quick = Patience(attempts=3, first_wait_s=0.001, longest_wait_s=0.002, timeout_s=5.0)
-    monkeypatch.setattr(hub, "Patience", lambda: quick)
     with HubServer() as running:
-        for name, value in environment(running.url, tmp_path / "home").items():
-            monkeypatch.setenv(name, value)
+        at_home(monkeypatch, running.url, tmp_path / "home")
         for number in range(N_FILES):
             running.put(REPO, f"data/{DUMP}/000_0000{number}.parquet", parquet(number))
             running.put(REPO, f"sample/100BT/000_0000{number}.parquet", parquet(10 + number))
@@ -138,11 +134,11 @@ def test_keep_leaves_the_parquet_in_the_hub_cache(server: HubServer, tmp_path: P
     "faults",
     [
         Faults(drop_after=30_000, drops=4),
-        Faults(drop_after=30_000, drops=3, reset=True),
-        Faults(unavailable=2, unavailable_api=2),
+        Faults(drop_after=30_000, drops=2, reset=True),
+        Faults(expired=1),
+        Faults(unavailable=1),
         Faults(corrupt=1),
         Faults(drop_after=20_000, drops=2, ignore_range=True),
-        Faults(expired=1),
     ],
 )
 def test_a_bad_line_changes_nothing(server: HubServer, tmp_path: Path, faults: Faults) -> None:
