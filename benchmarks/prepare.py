@@ -43,12 +43,15 @@ def measure_prepare(folder: str) -> dict[str, Any]:
 
     from onecard.data.gpt2_bpe import gpt2_tokenizer
     from onecard.data.prepare.command import prepare
+    from onecard.data.prepare.options import PrepareOptions
 
     gpt2_tokenizer().encode_batch([""])  # loads the vocabulary
     files = [str(path) for path in sorted(Path(folder).rglob("*.parquet"))]
     with tempfile.TemporaryDirectory() as out:
         began, cpu = time.perf_counter(), time.process_time()
-        facts = prepare(files, name="benchmark", out_root=Path(out), tokenizer="gpt2", progress=False)
+        facts = prepare(
+            files, PrepareOptions(name="benchmark", out_root=out, tokenizer="gpt2"), progress=False
+        )
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     tokens = facts.meta["tokens"] - facts.meta["documents"]  # an encoder alone writes no end-of-texts
     return {"seconds": seconds, "cpu": cpu, "tokens": tokens, "bytes": facts.meta["text_bytes"]}

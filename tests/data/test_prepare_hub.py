@@ -21,6 +21,7 @@ from onecard.data.hub import catalogue
 from onecard.data.hub import fetch as hub
 from onecard.data.prepare import origin, pipeline, reading
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.prepare.outcome import PreparedFacts
 from onecard.data.tokenizer import load_tokenizer
 from onecard.errors import UserError
@@ -52,8 +53,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
 
 
 def run(root: Path, **options: Any) -> PreparedFacts:
-    options = {"tokenizer": "byte", "progress": False, "dump": DUMP, "val_fraction": 0.1} | options
-    return prepare(["fineweb"], out_root=root / "data", **options)
+    progress = options.pop("progress", False)
+    options = {"tokenizer": "byte", "dump": DUMP, "val_fraction": 0.1} | options
+    return prepare(["fineweb"], PrepareOptions(out_root=str(root / "data"), **options), progress=progress)
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -76,7 +78,9 @@ def test_fineweb_gives_what_its_files_give(server: HubServer, tmp_path: Path) ->
     for number in range(N_FILES):
         (local / f"{number}.parquet").write_bytes(parquet(number))
     same = prepare(
-        [str(local)], out_root=tmp_path / "data", tokenizer="byte", progress=False, val_fraction=0.1
+        [str(local)],
+        PrepareOptions(out_root=str(tmp_path / "data"), tokenizer="byte", val_fraction=0.1),
+        progress=False,
     )
     for name in ("train.bin", "val.bin"):
         assert (facts.folder / name).read_bytes() == (same.folder / name).read_bytes()
@@ -207,7 +211,7 @@ def test_shakespeare_is_nanogpts_in_both_forms(server: HubServer, tmp_path: Path
             sha256=hashlib.sha256(raw).hexdigest(),
         )  # fmt: skip
         monkeypatch.setitem(catalogue._BY_NAME, name, entry)
-    facts = prepare(["shakespeare_char"], out_root=tmp_path / "data", progress=False)
+    facts = prepare(["shakespeare_char"], PrepareOptions(out_root=str(tmp_path / "data")), progress=False)
     assert facts.folder.name == "shakespeare_char"
     assert facts.meta["tokenizer"]["name"] == "char"
     assert facts.meta["splits"]["train"]["tokens"] == int(len(text) * 0.9)
@@ -215,7 +219,9 @@ def test_shakespeare_is_nanogpts_in_both_forms(server: HubServer, tmp_path: Path
     tokenizer = load_tokenizer(facts.folder)
     assert tokenizer is not None
     assert tokenizer.decode(tokenizer.encode("Speak")) == "Speak"
-    both = prepare(["shakespeare"], out_root=tmp_path / "data", tokenizer="byte", progress=False)
+    both = prepare(
+        ["shakespeare"], PrepareOptions(out_root=str(tmp_path / "data"), tokenizer="byte"), progress=False
+    )
     assert both.folder.name == "shakespeare"
     assert both.meta["tokenizer"]["name"] == "byte"
 
@@ -229,11 +235,12 @@ from onecard.data.prepare import pipeline
 from onecard.data.prepare import reading
 from onecard.data.prepare import writer
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 writer.COMMIT_SECONDS = 0.0
 reading.BATCH_BYTES = pipeline.BATCH_BYTES = 4000
 print("ready", flush=True)
-prepare(["fineweb"], out_root=Path(sys.argv[1]), tokenizer="byte", progress=False, dump=sys.argv[2],
-        val_fraction=0.1)
+prepare(["fineweb"], PrepareOptions(out_root=sys.argv[1], tokenizer="byte",
+        dump=sys.argv[2], val_fraction=0.1), progress=False)
 print("done", flush=True)
 """
 

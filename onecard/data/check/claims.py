@@ -14,6 +14,7 @@ from onecard.data.meta import JOURNAL_NAME, SPLITS, Split
 from onecard.data.prepare.writer import BY_HASH
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
+from onecard.language import _
 
 OK, WRONG, NOT_RECORDED, NOT_COMPARED = "ok", "WRONG", "not recorded", "not compared"
 # What bins are taken for when nothing says what they are, as nanoGPT does.
@@ -103,6 +104,8 @@ class Book:
         name = row.parts[0].path.name if len(row.parts) == 1 else f"the {split} shards"
         whole, size = self._compare_size(name, row, self.expected(split, "tokens"))
         checks = {"size": size, "SHA-256": NOT_COMPARED, "ids": OK}
+        if not found.tokens and size != WRONG:
+            self.problems.append(_("{file} is empty: it has no tokens").format(file=name))
         recorded = self._split(split).get("sha256")
         if not isinstance(recorded, str):
             checks["SHA-256"] = self._not_recorded(name, split, "sha256")

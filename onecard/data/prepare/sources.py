@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Literal
 
 from onecard.data.hub.catalogue import NAMES
 from onecard.errors import UserError, missing_package
+from onecard.language import _, ngettext
 
 STDLIB = "stdlib"
 Kind = Literal["text", "jsonl", "parquet"]
@@ -96,22 +97,25 @@ class Tally:
 
     def notes(self) -> list[str]:
         found = [
-            (self.empty_files, "empty files skipped"),
-            (self.empty_documents, "empty documents skipped"),
-            (self.binary_files, "files skipped that are not text (archives, images …)"),
-            (self.json_files, ".json files skipped that are not one object per line"),
-            (self.about_files, "files skipped that are about the data (README, LICENSE)"),
-            (self.bad_bytes, "places were not UTF-8 and became \N{REPLACEMENT CHARACTER}"),
+            (self.empty_files, _("{n:,} empty files skipped")),
+            (self.empty_documents, _("{n:,} empty documents skipped")),
+            (self.binary_files, _("{n:,} files skipped that are not text (archives, images …)")),
+            (self.json_files, _("{n:,} .json files skipped that are not one object per line")),
+            (self.about_files, _("{n:,} files skipped that are about the data (README, LICENSE)")),
+            (self.bad_bytes, _("{n:,} places were not UTF-8 and became \ufffd")),
         ]
-        notes = [f"{count:,} {what}" for count, what in found if count]
+        notes = [text.format(n=count) for count, text in found if count]
         return [*notes, self.links_note()] if self.outside_links else notes
 
     def links_note(self) -> str:
-        first = f"not followed (the first: {self.first_outside_link})"
-        if self.outside_links == 1:
-            return f"1 link leads out of the folder and was {first}; name its target to include it"
-        links = f"{self.outside_links:,} links lead out of the folder and were"
-        return f"{links} {first}; name their targets to include them"
+        note = ngettext(
+            "{n:,} link leads out of the folder and was not followed (the first: {first}); "
+            "name its target to include it",
+            "{n:,} links lead out of the folder and were not followed (the first: {first}); "
+            "name their targets to include them",
+            self.outside_links,
+        )
+        return note.format(n=self.outside_links, first=self.first_outside_link)
 
 
 # ---------------------------------------------------------------- which files
