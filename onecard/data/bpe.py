@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from onecard.data.texts import well_formed
 from onecard.data.tokenizer import EOT_TEXT, Tokenizer, in_one_row
 from onecard.errors import missing_package
+from onecard.language import _
 
 # Unicode White_Space, which is what \s means to both libraries (Python's own \s has four more).
 _WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -87,7 +88,9 @@ class BpeTokenizer(Tokenizer):
         try:
             import tiktoken
         except ImportError as error:
-            raise missing_package("tiktoken", "train", f"the tokenizer {self.name}") from error
+            raise missing_package(
+                "tiktoken", "train", _("the tokenizer {name}").format(name=self.name)
+            ) from error
         assert specials[0] == EOT_TEXT
         self._merges = list(merges)
         self._pretokens = pretokens
@@ -146,18 +149,19 @@ class BpeTokenizer(Tokenizer):
         try:
             fastokens = importlib.import_module("fastokens")
         except ImportError:
-            self.bulk_note = "fastokens is not installed: tiktoken encodes, about ten times slower"
+            self.bulk_note = _("fastokens is not installed: tiktoken encodes, about ten times slower")
             return None
         try:
             fast = fastokens.Tokenizer.from_json_str(self.tokenizer_json())
             ids_N, offsets = _flat(fast, list(_PROBES))
         # Whatever a future version may do: tiktoken can still encode.
         except Exception as error:
-            self.bulk_note = f"fastokens failed ({error}); tiktoken encodes instead, more slowly"
+            failed = _("fastokens failed ({error}); tiktoken encodes instead, more slowly")
+            self.bulk_note = failed.format(error=error)
             return None
         right_N, right_offsets = in_one_row([self.encode_array(text) for text in _PROBES])
         if not (np.array_equal(ids_N, right_N) and np.array_equal(offsets, right_offsets)):
-            self.bulk_note = "fastokens gave wrong tokens in a check; tiktoken encodes instead, more slowly"
+            self.bulk_note = _("fastokens gave wrong tokens in a check; tiktoken encodes, more slowly")
             return None
         return fast
 

@@ -81,7 +81,7 @@ def list_files(dataset: NamedDataset, revision: str | None = None) -> Listing:
     assert dataset.repo, f"{dataset.name} is not on the Hub"
     access.refuse_offline(dataset.name)
     api = HfApi(endpoint=access.endpoint())
-    asked = f"commit {revision}" if revision else "branch main"
+    asked = _("commit {name}").format(name=revision) if revision else _("branch {name}").format(name="main")
 
     def entries(folder: str) -> list[Any]:
         return list(api.list_repo_tree(dataset.repo, folder or None, revision=commit, repo_type="dataset"))
@@ -92,7 +92,7 @@ def list_files(dataset: NamedDataset, revision: str | None = None) -> Listing:
         commit = str(info.sha)
         if not re.fullmatch("[0-9a-f]{40}", commit):
             raise ValueError("not a commit")
-        asked = dataset.folder or "list of files"
+        asked = dataset.folder or _("list of files")
         try:
             found = {entry.path: entry for entry in entries(dataset.folder) if hasattr(entry, "size")}
         except EntryNotFoundError:

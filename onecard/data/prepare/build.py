@@ -145,7 +145,7 @@ def _write_with(work: Preparation, rule: ByHash | ByTail | None) -> DatasetWrite
     # After the writer: it begins anew where what it finds is not what the journal says.
     rule = rule or _rule(work)
     if work.mode == "append":
-        # From now on the bins may be longer than meta.json says; the journal tells readers why.
+        # From now on the bins may be longer than meta.json says; the journal says why.
         writer.commit(work.meta, work.extra())
     course = _Course(work, rule, writer)
     batches = work.origin.read(work.recipe["text_column"], work.place, work.folder)

@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from onecard.data.prepare.sources import BadFileError, SourceFile, open_stream
 from onecard.data.texts import well_formed
+from onecard.language import _
 
 # About this much text is handed on at a time: small enough for bounded memory, large enough that
 # what a batch costs besides its text does not show.
@@ -238,7 +239,11 @@ def _jsonl(file: SourceFile, column: str, start: Place) -> Iterator[Batch]:
         batch, place = Batch(), start
         while raw := stream.readline(_LONGEST_LINE):
             if len(raw) == _LONGEST_LINE:
-                raise BadFileError(f"{file.path}, line {place.item + 1:,} is longer than 1 GiB")
+                raise BadFileError(
+                    _("{path}, line {item:,} is longer than 1 GiB").format(
+                        path=file.path, item=place.item + 1
+                    )
+                )
             place = Place(place.source, place.item + 1, place.offset + len(raw))
             line, bad = decode(raw)
             batch.n_bad += bad
@@ -260,31 +265,37 @@ def _jsonl(file: SourceFile, column: str, start: Place) -> Iterator[Batch]:
 
 
 def _field(line: str, column: str, path: Path, number: int) -> str:
-    place = f"{path}, line {number:,}"
+    place = _("{path}, line {n:,}").format(path=path, n=number)
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         syntax = error if isinstance(error, json.JSONDecodeError) else None
-        at = f", column {syntax.colno}" if syntax else ""
+        at = _(", column {n}").format(n=syntax.colno) if syntax else ""
         raise BadFileError(
-            f"{place}{at}: not JSON",
+            _("{place}{at}: not JSON").format(place=place, at=at),
             f"{syntax.msg if syntax else error}: {line[:60]!r}",
-            "each line must be one object, such as {" + f'"{column}": "…"' + "}",
+            _("each line must be one object, such as {example}").format(example=f'{{"{column}": "…"}}'),
         ) from error
     if not isinstance(row, dict):
-        raise BadFileError(f"{place}: not an object but {type(row).__name__}")
+        raise BadFileError(
+            _("{place}: not an object but {name}").format(place=place, name=type(row).__name__)
+        )
     if column not in row:
         raise missing_column(place, column, [str(key) for key in row])
     text = row[column]
     if text is not None and not isinstance(text, str):
-        raise BadFileError(f"{place}: column '{column}' is not text but {type(text).__name__}")
+        raise BadFileError(
+            _("{place}: column '{column}' is not text but {name}").format(
+                place=place, column=column, name=type(text).__name__
+            )
+        )
     return text or ""
 
 
 def missing_column(place: str, column: str, there: list[str]) -> BadFileError:
     near = difflib.get_close_matches(column, there, n=1) or there[:1]
     return BadFileError(
-        f"{place}: no column '{column}'",
-        f"there are: {', '.join(there) or 'none'}",
+        _("{place}: no column '{column}'").format(place=place, column=column),
+        _("there are: {names}").format(names=", ".join(there)) if there else _("there are none"),
         f"--text-column {near[0]}" if near else "",
     )
