@@ -170,12 +170,13 @@ def _histogram(splits: dict[str, Part]) -> list[str]:
     wide = cell - _SHARE
     lines = ["", _heading(_("tokens in a document"), list(shown), cell)]
     for low, high in bins:
-        line = f"{f'{low:,} to {high:,}' if high > low else f'{low:,}':>{_LABEL}}"
+        bounds = _("{low:,} to {high:,}").format(low=low, high=high) if high > low else number(low, ",")
+        line = f"{bounds:>{_LABEL}}"
         for split, part in shown.items():
             count = counts[split].get((low, high), 0)
             # What is there shows, however little it is.
             bar = "#" * -(-count * wide // max(counts[split].values()))
-            line += f"  {bar:<{wide}} {count / part['documents']:>6.1%} "
+            line += f"  {bar:<{wide}} {number(count / part['documents'], '.1%'):>6} "
         lines.append(line.rstrip())
     return lines
 
@@ -184,7 +185,7 @@ def _most_frequent(splits: dict[str, Part]) -> list[str]:
     cell = _cell(len(splits))
     wide = min(26, cell - _SHARE)
     found = [
-        [f"{_short(row['text'] or 'id ' + str(row['id']), wide):<{wide}} {row['share']:>6.2%}"
+        [f"{_short(row['text'] or 'id ' + str(row['id']), wide):<{wide}} {number(row['share'], '.2%'):>6}"
          for row in part["most_frequent"]]
         for part in splits.values()
     ]  # fmt: skip

@@ -102,12 +102,12 @@ def summary(facts: PreparedFacts) -> str:
         first = _("{folder}: prepared in {n:.1f} s").format(folder=folder, n=facts.seconds)
         if facts.tokens_before:
             first += _(", {n:,} tokens added").format(n=meta["tokens"] - facts.tokens_before)
-    files = len(meta["sources"])
+    files = ngettext("{n:,} file", "{n:,} files", len(meta["sources"])).format(n=len(meta["sources"]))
     tokenizer = meta["tokenizer"]
     of_what = _("{mb:,.1f} MB of text, tokenizer {name} ({ids:,} ids)")
     lines = [
         first,
-        f"  {ngettext('{n:,} file', '{n:,} files', files).format(n=files)}, {_documents(meta['documents'])}, "
+        f"  {files}, {_documents(meta['documents'])}, "
         + of_what.format(mb=meta["text_bytes"] / 1e6, name=tokenizer["name"], ids=tokenizer["n_vocab"]),
     ]
     if len(kinds := _kinds(meta["sources"])) > 1:
