@@ -19,7 +19,7 @@ from torch import Tensor
 from onecard.arch.shapes import Shape
 from onecard.errors import UserError, first_line
 from onecard.files import flush_to_disk
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
 

@@ -19,8 +19,8 @@ from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_t
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
 from onecard.model.decoder import Decoder
-from onecard.model.family import model_class, shape_from
 from onecard.model.precision import choose_dtype, torch_dtype
+from onecard.model.registry import model_class, shape_from
 from onecard.run.directory import RunDirectory
 from onecard.run.stored import (
     Checkpoint,

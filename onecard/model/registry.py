@@ -1,4 +1,4 @@
-"""Which class computes which shape: the one place that knows all architectures."""
+"""The model class of every shape: the one module that knows all architectures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def model_class(shape: Shape) -> type[Decoder]:
 
 
 def shape_from(arch: str, values: dict[str, Any], where: object) -> Shape:
-    """The shape a checkpoint was saved with."""
+    """The shape that a checkpoint was saved with."""
     if arch not in SHAPES:
         raise UserError(
             f"{where} holds a model of an architecture this version does not know: {arch!r}",
