@@ -194,12 +194,12 @@ def losses_of(stepper: Stepper, steps: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("place", ["optimizer", "gradients"])
+@pytest.mark.parametrize("offload", ["optimizer", "gradients"])
 @pytest.mark.parametrize("low_bit", [False, True])
-def test_offloading_changes_nothing(place: str, low_bit: bool) -> None:
+def test_offloading_changes_nothing(offload: str, low_bit: bool) -> None:
     kind = ("bf16", "int8") if low_bit else ("fp32", "fp32")
     resident = losses_of(stepper_of(Storage(*kind)), 12)
-    offloaded = losses_of(stepper_of(Storage(*kind, place)), 12)
+    offloaded = losses_of(stepper_of(Storage(*kind, offload)), 12)
     # Embedding gradients are summed in no fixed order, so not bit for bit.
     assert offloaded == pytest.approx(resident, abs=5e-3)
     assert resident[-1] < resident[0] - 1
@@ -224,10 +224,10 @@ def test_the_update_waits_for_accumulators_being_copied_back() -> None:
     ids = torch.zeros(2, dtype=torch.int64, device="cuda")
     micro = Micro(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), ids)
     weights = []
-    for place in ("none", "gradients"):
+    for offload in ("none", "gradients"):
         model = GPT2.initialised(shape, 3)
         model.attention_kernel = "efficient"
-        storage = Storage(offload=place)
+        storage = Storage(offload=offload)
         stepper = Stepper(model, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, storage=storage)
         for _ in range(6):
             stepper.backward(micro, 512)

@@ -112,10 +112,10 @@ def updated(storage: Storage, device: str, compiled: bool) -> tuple[dict[str, Te
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("place", ["none", "optimizer", "gradients"])
-def test_offloading_changes_nothing_of_muon(place: str, compiled: bool) -> None:
+@pytest.mark.parametrize("offload", ["none", "optimizer", "gradients"])
+def test_offloading_changes_nothing_of_muon(offload: str, compiled: bool) -> None:
     on_cpu, _ = updated(Storage(), "cpu", compiled=False)
-    on_card, allocated = updated(Storage(offload=place), "cuda", compiled)
+    on_card, allocated = updated(Storage(offload=offload), "cuda", compiled)
     for name, weights in on_cpu.items():
         moved = (weights - random(*SHAPES[name], seed=len(name))).norm()
         assert (on_card[name] - weights).norm() <= 2e-3 * moved + 1e-6, name
@@ -124,10 +124,10 @@ def test_offloading_changes_nothing_of_muon(place: str, compiled: bool) -> None:
         assert allocated < 4 * 128 * 512, allocated
 
 
-@pytest.mark.parametrize("place", ["none", "gradients"])
-def test_low_bits_follow(place: str) -> None:
+@pytest.mark.parametrize("offload", ["none", "gradients"])
+def test_low_bits_follow(offload: str) -> None:
     exact, _ = updated(Storage(), "cpu", compiled=False)
-    low, _ = updated(Storage("bf16", "int8", place), "cuda", compiled=True)
+    low, _ = updated(Storage("bf16", "int8", offload), "cuda", compiled=True)
     for name in LAYERS:
         moved = (exact[name] - random(*SHAPES[name], seed=len(name))).norm()
         assert (low[name] - exact[name]).norm() < 0.3 * moved, name

@@ -26,10 +26,10 @@ SHAPES = {
 }
 LAYERS = {name for name in SHAPES if ".h." in name}
 EVERY_STORAGE = [
-    Storage(master, states, place)
+    Storage(master, states, offload)
     for master in ("fp32", "bf16")
     for states in ("fp32", "bf16", "int8")
-    for place in ("none", "optimizer", "gradients")
+    for offload in ("none", "optimizer", "gradients")
 ]
 
 
