@@ -17,11 +17,11 @@ from onecard.errors import UserError
 from onecard.optim.schedule import (
     SCHEDULE,
     before_extension,
+    decay_steps,
     extended_from,
     peak_rate,
+    rewarm_steps,
     shown_rate,
-    way_down,
-    way_up,
 )
 
 if TYPE_CHECKING:
@@ -226,11 +226,11 @@ def forecast(config: RunConfig) -> str:
     if config.extend == "stay":
         return f"{_sci(first)} to the end (step {end:,})"
     if config.extend == "decay":
-        level = end - way_down(begins, config)
+        level = end - decay_steps(begins, config)
         until = f"{_sci(first)} until step {level:,}, then " if level > begins else ""
         return f"{until}to 0 at {end:,}"
     if config.extend == "rewarm":
-        top = min(begins + way_up(begins, config), end)
+        top = min(begins + rewarm_steps(begins, config), end)
         return (
             f"up to {_sci(config.extend_lr or 0.0)} by step {top:,}, "
             f"down to {_sci(shown_rate(end, config))} at {end:,}"

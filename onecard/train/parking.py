@@ -16,7 +16,7 @@ import torch
 from onecard.arch.layout import Setting
 from onecard.errors import UserError, first_line
 from onecard.hardware.cpu import available_memory
-from onecard.optim.held import Storage
+from onecard.optim.region_buffers import Storage
 from onecard.plan.lines import GIB
 from onecard.run.checkpoint import TrainingState
 from onecard.run.pause import PauseRequest
@@ -105,7 +105,7 @@ def _check_host(state: TrainingState) -> None:
 def _let_go(run: Run, state: TrainingState) -> None:
     """The model's own references to the card."""
     run.model.use_weights(state.weights)
-    run.model.forget_totals()
+    run.model.forget_accumulators()
 
 
 def unpark(run: Run, state: TrainingState, setting: Setting) -> None:
