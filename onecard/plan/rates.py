@@ -41,7 +41,7 @@ class Rates:
     short: float  # K at which a matmul runs at half its rate
     narrow: float  # width at which a weight's gradient does
     kernel: float  # seconds a kernel takes to begin and end
-    launch: float  # seconds the host takes to hand one out
+    launch: float  # seconds the CPU takes to launch one
     to_card: float  # bytes/s over the bus
     to_host: float
     peak: float | None  # nominal, for MFU

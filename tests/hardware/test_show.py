@@ -79,7 +79,7 @@ def test_a_row_holds_the_figures_and_its_marks(
         "derived",
     ] in rows  # the one in this machine
     assert ["T4", "16", "320", "65.0*", "70", "7.5", "datasheet", "+"] in rows
-    assert ["RX", "7900", "XTX", "24", "960", "122.8", "355", "-", "recalled", "+"] in rows
+    assert ["RX", "7900", "XTX", "24", "960", "122.8", "355", "-", "unverified", "+"] in rows
 
 
 def test_the_machine_comes_first_with_who_uses_it(
