@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 # Two cores run two workers; each test process computes with one thread.
 WORKERS ?= auto
 
-.PHONY: demo test test-long fuzz lint format golden frozen catalogues gpu-test clean
+.PHONY: demo test test-long fuzz lint format golden frozen catalogues picture gpu-test clean
 .DEFAULT_GOAL := demo
 
 $(BIN)/python:
@@ -74,6 +74,11 @@ frozen: $(VENV)/.dev
 # make catalogues once more compiles them.
 catalogues: $(VENV)/.dev
 	$(BIN)/python tools/catalogues.py
+
+# The picture in the README, drawn from what plan says.
+picture: $(VENV)/.dev
+	COLUMNS=80 ONECARD_LANG=en $(BIN)/python tools/terminal_picture.py docs/plan.svg \
+		onecard plan config/train_fineweb.py --gpu "RTX 4070"
 
 # By name, not by marker alone: collecting the other files would import what a GPU machine may lack.
 gpu-test:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fit_runs import GIB, Row, Watched, caps_of, config_of, pretend_memory
@@ -65,8 +64,8 @@ def capped(options: argparse.Namespace, cap: float | None, steps: int, *, knob: 
     """vram_limit is about the process, so CUDA's own share is added; torch's limit is the hard stop."""
     import torch
 
+    from onecard.config.resolve import resolve
     from onecard.train import engine, memory
-    from onecard.train import start as start_module
 
     more = []
     if cap is not None and options.tiny:
@@ -74,7 +73,7 @@ def capped(options: argparse.Namespace, cap: float | None, steps: int, *, knob: 
     elif cap is not None:
         memory.use_expandable_segments()
         asked = config_of(options, "capped", steps)
-        shape = asked.shape(start_module._vocabulary(Path("data") / options.dataset))
+        shape = resolve(asked).shape
         engine.choose_kernel(shape, asked, options.device, "bfloat16")  # as the run will: it loads libraries
         context = memory._context_bytes(options.device)
         torch.cuda.empty_cache()

@@ -110,11 +110,12 @@ def tiny_data(name: str) -> None:
 
 def question_of(options: argparse.Namespace) -> Any:
     """What the planner is asked about this config on this machine."""
+    from onecard.config.resolve import resolve
     from onecard.hardware.machine import resolve_device
-    from onecard.train import engine, start
+    from onecard.train import engine
 
     config = config_of(options, "question", 10)
-    shape = config.shape(start._vocabulary(Path("data") / config.dataset))
+    shape = resolve(config).shape
     dtype = "float32" if options.tiny else "bfloat16"
     return engine.make_room(shape, config, resolve_device(options.device), dtype, []).question
 

@@ -10,6 +10,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from onecard.terminal import visible
+
 
 class UserError(Exception):
     """A mistake or a circumstance outside onecard, told so that a person can act on it."""
@@ -24,11 +26,12 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         """Readable without colour: `error:` what, why indented under it, `hint:` last."""
-        lines = [f"error: {self.what}"]
+        # A file's name may hold line breaks: what happened is one line.
+        lines = ["error: " + visible(self.what).replace("\n", "\\n")]
         if self.why:
-            lines += ["  " + line for line in self.why.splitlines()]
+            lines += ["  " + line for line in visible(self.why).splitlines()]
         if self.hint:
-            first, *rest = self.hint.splitlines()
+            first, *rest = visible(self.hint).splitlines()
             lines += [f"hint: {first}"] + ["      " + line for line in rest]
         return "\n".join(lines)
 
@@ -67,4 +70,6 @@ def need_package(package: str, extra: str, needed_for: str) -> None:
 
 def first_line(error: BaseException) -> str:
     """Of a message that may be pages long, the line that says it."""
+    if isinstance(error, UserError):
+        return error.what
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,8 +8,12 @@ import hashlib
 import importlib
 import json
 import os
+import re
+import secrets
+import shutil
 import stat
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +21,9 @@ from typing import Any, BinaryIO
 _HASH_BLOCK = 4 * 2**20
 LINE_BYTES = 2**20  # of a file of lines, such as metrics.jsonl, at most
 JSON_BYTES = 16 * 2**20  # more than any JSON file of ours, and little enough to hold parsed
+DATA_JSON_BYTES = 96 * 2**20  # but for what names every source file of a dataset: some 480,000 of them
+# Parsed, a value takes up to a hundred times its bytes. A dataset of so many files has half as many.
+_MOST_CONTAINERS, _MOST_VALUES = 10**6, 4 * 10**6
 
 
 class StoppedError(Exception):
@@ -65,11 +72,27 @@ def lines_of(path: Path, longest: int = LINE_BYTES) -> Iterator[bytes]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """As json.loads has it; whatever is wrong with the text, too deep a nesting too, is a ValueError."""
+    """As json.loads has it; whatever is wrong with the text is a ValueError: nested too deeply, more values
+    than memory should be spent on, or a name twice in an object, of which one value would be lost."""
+    if _count(text, "{") + _count(text, "[") > _MOST_CONTAINERS or _count(text, ",") > _MOST_VALUES:
+        raise ValueError("it has too many values")
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _count(text: str | bytes, sign: str) -> int:
+    return text.count(sign) if isinstance(text, str) else text.count(sign.encode())
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"{twice[:40]!r} is in it twice")
+    return content
 
 
 def load_json(path: Path, most: int = JSON_BYTES) -> Any:
@@ -112,6 +135,51 @@ def write_text(path: Path, content: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def temporary_beside(target: Path) -> Path:
+    """A hidden name beside the target, for what is not whole yet.
+
+    What processes that are gone have left there under such names is removed. Where another process has got
+    the number of one that is gone, its leftover waits until that one has ended as well.
+    """
+    name = re.compile(rf"\.{re.escape(target.name)}\.([0-9]{{1,10}})-[0-9a-f]{{8}}\.tmp")
+    with contextlib.suppress(OSError):
+        for path in target.parent.iterdir():
+            found = name.fullmatch(path.name)
+            if found and path not in _being_built and not _is_alive(int(found[1])):
+                remove_any(path)
+    place = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    _being_built.add(place)
+    return place
+
+
+_being_built: set[Path] = (
+    set()
+)  # by this process, which a leftover of an earlier one may share its number with
+
+
+def _is_alive(process: int) -> bool:
+    if process == os.getpid():
+        return False  # another one that had this number, or what failed here
+    if os.name == "nt":
+        return True  # asking would end it
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # somebody else's
+    return True
+
+
+def remove_any(path: Path) -> None:
+    """A folder with all in it, or whatever else has this name; what cannot be removed stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def exclusive_lock(path: Path, *, holds_data: bool = False) -> BinaryIO:

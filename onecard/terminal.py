@@ -1,4 +1,7 @@
-"""How wide what a person reads may be: lines, and tables that 80 columns show whole.
+"""What a person reads: how wide it may be, and that a terminal obeys nothing in it.
+
+Names of files, text of models and excerpts of logs may hold what a terminal takes for commands. All that the
+package writes to stdout and stderr goes through here.
 
 A table that is too wide would lose letters and figures if it were squeezed. Here first its headings are
 broken and its notes continued below themselves; where that is not enough, a row's figures come on a line
@@ -14,13 +17,74 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
 _SIZE = re.compile("0{0,9}[1-9][0-9]{0,4}")
+# Control characters (C0, DEL, C1), and those that change the direction of what follows.
+_OBEYED = {*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {9, 10}
+_SPELLED_OUT = {sign: chr(sign).encode("unicode_escape").decode("ascii") for sign in _OBEYED}
+
+
+def visible(text: str, *, exactly: bool = False) -> str:
+    """Nothing in it moves the cursor, hides or turns what follows; such characters are spelled out.
+
+    Line breaks stay, and tabs. `exactly`: tabs are spelled out too, and so is what has no width or looks like
+    a space and is none.
+    """
+    if not exactly:
+        return text.replace("\r\n", "\n").translate(_SPELLED_OUT)
+    return "".join(
+        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode("ascii")
+        for sign in text
+    )
+
+
+def say(text: object) -> None:
+    """A line on stderr, at once: progress, notes and errors."""
+    print(visible(str(text)), file=sys.stderr, flush=True)
+
+
+def show(text: object) -> None:
+    """A line on stdout: what was asked for."""
+    print(visible(str(text)))
+
+
+def show_json(text: str) -> None:
+    """As json.dumps makes it: only ASCII, of which a terminal would still obey the last."""
+    print(text.replace("\x7f", "\\u007f"))
+
+
+def write(text: str) -> None:
+    """A part of a line to stdout; into a pipe exactly as it is.
+
+    What the encoding there lacks becomes a question mark instead of an exception.
+    """
+    stdout = sys.stdout
+    if stdout.isatty():
+        text = visible(text)
+    encoding = stdout.encoding or "utf-8"
+    stdout.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def console(file: TextIO | Any, **settings: Any) -> Console:
+    """rich's, which would pass on what its texts hold; its own colours and cursor movements stay."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class Careful(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Any:
+            for part in super().render(renderable, options):
+                yield part if part.control else Segment(visible(part.text), part.style)
+
+        def on_broken_pipe(self) -> None:
+            """`| head`: rich would end the program with 1, which means no."""
+            raise BrokenPipeError
+
+    return Careful(file=file, **settings)
 
 
 def forget_unusable_sizes() -> None:

@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top of the house to the bottom: a room may import its own modules and rooms above it.
 ROOMS = (
-    "errors", "language", "terminal", "files", "arch", "config", "hardware", "plan", "data", "model", "optim",
+    "terminal", "errors", "language", "files", "arch", "config", "hardware", "plan", "data", "model", "optim",
     "convert", "run", "generate", "train", "report", "doctor", "ui", "cli",
 )  # fmt: skip
 FREE = ("__init__", "__main__")
@@ -101,6 +101,29 @@ def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
     )
+
+
+# --- what a terminal is sent ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path))
+def test_only_terminal_py_writes_to_terminals(path: Path) -> None:
+    """It spells out what a terminal would obey: say, show, show_json, write, console."""
+    if path.name == "terminal.py":
+        return
+    calls = [
+        node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)
+    ]
+    written = [ast.unparse(call.func) for call in calls]
+    own = {
+        "print",
+        "Console",
+        "rich.print",
+        "sys.stdout.write",
+        "sys.stderr.write",
+        "sys.stdout.buffer.write",
+    }
+    assert not own & set(written)
 
 
 # --- who may import whom ------------------------------------------------------------------------
@@ -200,7 +223,7 @@ def test_a_verb_that_needs_more_than_the_base_install_names_the_extra(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["gpus"], ["gpus", "4070"], ["gpus", "--json"]])
+@pytest.mark.parametrize("arguments", [["gpus", "--all"], ["gpus", "4070"], ["gpus", "--json"]])
 def test_the_cards_are_shown_by_the_base_install(tmp_path: Path, arguments: list[str]) -> None:
     code = f"{WITHOUT_HEAVY}\nfrom onecard.cli import main\nraise SystemExit(main({arguments!r}))"
     result = python("-c", code, cwd=tmp_path)

@@ -28,8 +28,7 @@ from onecard.plan.bill import Facts, host_lines, training_bill
 from onecard.plan.others import nanogpt_step
 from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.search import Question, by_kind, settings, stages
-from onecard.plan.show import grouped
-from onecard.plan.tables import setting_name
+from onecard.plan.tables import grouped, setting_name
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ("ONECARD_LANG", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -87,6 +88,8 @@ def test_commands_that_need_the_users_data_have_knobs_that_exist(monkeypatch: py
     ]
     assert len(shown) >= 30
     for door, verb, *arguments in shown:
+        if door == "pip":
+            continue
         assert door == "onecard"
         _options, rest = parse(VERBS[verb], arguments)
         if verb in ("plan", "train"):
@@ -191,22 +194,31 @@ def test_results_name_no_folders_of_the_machine_they_were_made_on() -> None:
         assert found == [], path.name
 
 
-def test_the_plan_shown_is_the_plan_made(
+def test_the_readme_can_be_read_in_one_sitting() -> None:
+    assert len(README.splitlines()) <= 180
+    assert len(README.split()) <= 2500
+
+
+def test_the_picture_shows_what_plan_says(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """All but the date it would be done."""
+    """All but the date it would be done: `make picture` draws it anew."""
     from onecard.cli import main
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no measurement of this machine's
-    shown = README.split("GPT-2 41.0M, 12 × 384")[1].split("```")[0]
-    assert main(["plan", "config/train_fineweb.py", "--gpu=RTX 4070"]) == 0
-    made = capsys.readouterr().out.split("GPT-2 41.0M, 12 × 384")[1]
-    lines = [
-        [re.sub(r"done \S+ \S+", "done", line).rstrip() for line in text.splitlines()]
-        for text in (shown, made)
+    monkeypatch.setenv("COLUMNS", "80")
+    drawn = ElementTree.fromstring((ROOT / "docs" / "plan.svg").read_text(encoding="utf-8"))
+    command, *shown = [element.text or "" for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    words = shlex.split(command.removeprefix("$ onecard "))
+    assert main(words) == 0
+    made = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    without_dates = [
+        [re.sub(r"\d{4}-\d\d-\d\d( \d\d:\d\d)?", "", line) for line in each] for each in (shown, made)
     ]
-    assert lines[0] == lines[1]
+    assert without_dates[0] == without_dates[1]
+    assert len(made) <= 40, "it fits a terminal of 24 lines, with the command and a prompt"
+    assert all(len(line) <= 80 for line in made)
 
 
 def test_nanogpts_figures_in_the_docs_are_those_of_plan(

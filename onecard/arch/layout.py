@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from onecard.arch.shapes import GPT2_PADDED_VOCABULARY
+
 # Parameters begin at multiples of this in their buffers: blocks of quantised states never span two
 # parameters, and every view is aligned for vectorised loads.
 ALIGN = 256
@@ -100,7 +102,7 @@ class Setting:
 
 
 # In bf16 twice as many bytes: 412 MB at GPT-2's vocabulary (docs/lessons.md).
-_DEFAULT_CHUNK_LOGITS = 4096 * 50304
+_DEFAULT_CHUNK_LOGITS = 4096 * GPT2_PADDED_VOCABULARY
 
 
 def default_chunk(vocab_size: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
 from onecard.errors import UserError
@@ -93,9 +93,12 @@ class GPT2Shape:
         return 6 * n + 12 * self.n_layer * self.n_head * self.head_dim * self.block_size
 
 
+# GPT-2's tokens, and what nanoGPT pads them to: a multiple of 64 suits the matmuls.
+GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
+
 # OpenAI's models, which init_from names.
 PRETRAINED = {
-    name: GPT2Shape(layers, heads, width, vocab_size=50257, block_size=1024, bias=True, gelu_tanh=True)
+    name: GPT2Shape(layers, heads, width, GPT2_VOCABULARY, block_size=1024, bias=True, gelu_tanh=True)
     for name, layers, heads, width in (
         ("gpt2", 12, 12, 768), ("gpt2-medium", 24, 16, 1024), ("gpt2-large", 36, 20, 1280),
         ("gpt2-xl", 48, 25, 1600),
@@ -279,4 +282,40 @@ class Nanochat2026Shape:
         return 6 * n + 12 * self.n_head * self.head_dim * sum(self.windows)
 
 
+# The largest a size may be, of knobs and of what is read: far above any model that one card can hold, and
+# small enough to lay one out.
+LARGEST = {"n_layer": 1024, "n_head": 1024, "n_embd": 2**16, "vocab_size": 2**24, "block_size": 2**20}
+_LONGEST_PATTERN = 1024
+
 SHAPES: dict[str, Any] = {shape.arch: shape for shape in (GPT2Shape, NanochatShape, Nanochat2026Shape)}
+
+
+def shape_from(arch: object, values: object, where: object) -> Shape:
+    """The shape that was saved with a model; UserError where no model can have it."""
+    if not isinstance(arch, str) or arch not in SHAPES:
+        raise UserError(
+            f"{where} holds a model of an architecture this version does not know: {str(arch)[:40]!r}",
+            f"known are {', '.join(SHAPES)}",
+            "use the version of onecard that wrote it, or a newer one",
+        )
+    expected = {field.name: field for field in fields(SHAPES[arch])}
+    found = values if isinstance(values, dict) else {}
+    needed = {name for name, field in expected.items() if field.default is MISSING}
+    wrong = [name for name in sorted(needed) if name not in found]
+    wrong += [str(name)[:40] for name in found if name not in expected or not _is_possible(name, found[name])]
+    if not wrong and found["n_embd"] % found["n_head"]:
+        wrong = ["n_head"]
+    if wrong:
+        raise UserError(f"{where} is damaged", f"no model has the sizes it names: {', '.join(wrong[:6])}")
+    shape: Shape = SHAPES[arch](**found)
+    return shape
+
+
+def _is_possible(name: str, value: object) -> bool:
+    if name in LARGEST:
+        return type(value) is int and 1 <= value <= LARGEST[name]
+    if name == "window_pattern":
+        return isinstance(value, str) and len(value) <= _LONGEST_PATTERN
+    if name == "window_block":
+        return type(value) is int and 0 <= value <= LARGEST["block_size"]
+    return isinstance(value, bool)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from onecard.errors import EndedAtOnce, UserError
 from onecard.language import _
-from onecard.terminal import forget_unusable_sizes
+from onecard.terminal import forget_unusable_sizes, say, show
 
 _HELP, _HELP_ALL = ("--help", "-h"), "--help-all"
 
@@ -29,10 +29,10 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
     try:
         return _run(arguments)
     except UserError as error:
-        print(error, file=sys.stderr)
+        say(error)
         return error.exit_code
     except KeyboardInterrupt as ended:
-        print(_("interrupted"), file=sys.stderr)
+        say(_("interrupted"))
         return ended.exit_code if isinstance(ended, EndedAtOnce) else INTERRUPTED
     except BrokenPipeError:
         # `onecard sample | head`: the reader has seen enough.
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
         return 0
     except OSError as error:
         # Full disks, missing rights, names too long: circumstances, reported with the path they concern.
-        print(UserError(_("the system refused"), str(error)), file=sys.stderr)
+        say(UserError(_("the system refused"), str(error)))
         return 1
 
 
@@ -50,13 +50,13 @@ def _run(arguments: list[str]) -> int:
     from onecard.cli.verbs import NOT_YET, VERBS
 
     if not arguments or arguments[0] in (*_HELP, "help", _HELP_ALL):
-        print(front_page(VERBS))
+        show(front_page(VERBS))
         return 0 if arguments else 2
     name, words = arguments[0], arguments[1:]
     if name == "--version":
         from onecard import __version__
 
-        print(__version__)
+        show(__version__)
         return 0
     if name in NOT_YET:
         raise UserError(
@@ -69,7 +69,7 @@ def _run(arguments: list[str]) -> int:
         hint = _("did you mean {name}?").format(name=near[0]) if near else "onecard --help"
         raise UserError(_("there is no verb '{name}'").format(name=name[:60]), hint=hint)
     if any(word in (*_HELP, _HELP_ALL) for word in words):
-        print(page(VERBS[name], everything=_HELP_ALL in words))
+        show(page(VERBS[name], everything=_HELP_ALL in words))
         return 0
     options, rest = parse(VERBS[name], words)
     return VERBS[name].run(options, rest)

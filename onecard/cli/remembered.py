@@ -22,6 +22,7 @@ from onecard.hardware.cards import find_card
 from onecard.hardware.machine import local_gpus
 from onecard.language import _, english
 from onecard.plan.options import Options
+from onecard.terminal import say, show
 
 NAMES = ("gpu", "host_ram", "price", "currency")
 _MOST_BYTES = 64 * 1024  # of a file of four lines
@@ -45,9 +46,9 @@ def config_command(words: Sequence[str]) -> int:
         ]
         write_text(path, "".join(lines))
     if values:
-        print("\n".join(f"{name}={values[name]}" for name in NAMES if name in values))
+        show("\n".join(f"{name}={values[name]}" for name in NAMES if name in values))
     else:
-        print(_("nothing is remembered; for example: {example}").format(example=_EXAMPLE))
+        show(_("nothing is remembered; for example: {example}").format(example=_EXAMPLE))
     return 0
 
 
@@ -135,4 +136,4 @@ def _read() -> tuple[dict[str, Any], str]:
 
 
 def _note(text: str) -> None:
-    print(_("note: {text}").format(text=text), file=sys.stderr)
+    say(_("note: {text}").format(text=text))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 from onecard.cli.configs import config_of_sample, config_to_plan
 from onecard.cli.parser import Verb
@@ -17,7 +18,7 @@ from onecard.config.sample import SampleConfig
 from onecard.errors import UserError, need_package
 from onecard.language import N_, _
 from onecard.plan.options import Options as PlanOptions
-from onecard.terminal import folded
+from onecard.terminal import folded, say, show, show_json
 
 INTERRUPTED = 130
 _AS_JSON = "print the facts as JSON, for programs"
@@ -100,6 +101,10 @@ class ExportOptions(Config):
     # fmt: on
 
 
+class Facts(Protocol):
+    def to_json(self) -> Any: ...
+
+
 def names_of(cls: type[Config]) -> frozenset[str]:
     return frozenset(f.name for f in knobs(cls))
 
@@ -108,9 +113,9 @@ def prepare(options: PrepareOptions, inputs: list[str]) -> int:
     need_package("numpy", "train", _("preparing data"))
     from onecard.data.prepare.command import prepare as run_prepare
     from onecard.data.prepare.outcome import summary
-    from onecard.data.prepare.request import dataset_name, named_dataset
+    from onecard.data.prepare.request import checked_root, dataset_name, named_dataset
 
-    out_root = Path(options.out_root)
+    out_root = checked_root(options.out_root)
     if options.check_:
         from onecard.data.check.report import check as run_check
 
@@ -118,7 +123,7 @@ def prepare(options: PrepareOptions, inputs: list[str]) -> int:
         is_dataset = options.name is None and (given / "train.bin").exists()
         named = named_dataset(inputs, options.dump, options.edu)
         report = run_check(given if is_dataset else out_root / dataset_name(inputs, options.name, named))
-        print(json.dumps(report.to_json(), indent=1) if options.json else report.text())
+        _show(report, options.json, report.text)
         return 0 if report.ok else 1
     facts = run_prepare(
         inputs, name=options.name, out_root=out_root, tokenizer=options.tokenizer,
@@ -126,8 +131,15 @@ def prepare(options: PrepareOptions, inputs: list[str]) -> int:
         val_fraction=options.val_fraction, tokens=options.tokens, dump=options.dump, edu=options.edu,
         keep=options.keep, force=options.force,
     )  # fmt: skip
-    print(json.dumps(facts.to_json(), indent=1) if options.json else summary(facts))
+    _show(facts, options.json, lambda: summary(facts))
     return 0
+
+
+def _show(facts: Facts, as_json: bool, text: Callable[[], str]) -> None:
+    if as_json:
+        show_json(json.dumps(facts.to_json(), indent=1))
+    else:
+        show(text())
 
 
 def plan(options: PlanOptions, words: list[str]) -> int:
@@ -152,21 +164,28 @@ def train(options: TrainOptions, words: list[str]) -> int:
 
         directory = RunDirectory(config.out_dir)
         if options.pause:
-            print(ask_to_pause(directory, tell=lambda text: print(text, file=sys.stderr, flush=True)))
+            show(ask_to_pause(directory, tell=say))
         else:
-            print(ask_to_go_on(directory))
+            show(ask_to_go_on(directory))
         return 0
     refuse_a_slip(config)
     need_package("torch", "train", _("training"))
-    from onecard.train.loop import train as run_training
+    from onecard.train.interrupt import nothing_to_save
 
-    summary = run_training(config)
-    try:
-        print(json.dumps(summary.values) if options.json else folded(summary.text()), flush=True)
-    except OSError:
-        # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
-        # code says how it ended. What is left in the buffer must not be tried again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with nothing_to_save():
+        from onecard.train.loop import train as run_training
+
+        summary = run_training(config)
+        try:
+            if options.json:
+                show_json(json.dumps(summary.values))
+            else:
+                show(folded(summary.text()))
+            sys.stdout.flush()
+        except OSError:
+            # A terminal that was closed, a reader that ended with the same Ctrl-C: the run is saved, and its exit
+            # code says how it ended. What is left in the buffer must not be tried again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return INTERRUPTED if summary.interrupted else 1 if summary.risen else 0
 
 
@@ -186,9 +205,9 @@ def export(options: ExportOptions, words: list[str]) -> int:
     to = options.to or ("nanogpt" if target.endswith(".pt") else "huggingface")
 
     def note(text: str) -> None:
-        print(_("note: {text}").format(text=text), file=sys.stderr)
+        say(_("note: {text}").format(text=text))
 
-    print(export_run(out_dir, target, step=options.step, to=to, note=note))
+    show(export_run(out_dir, target, step=options.step, to=to, note=note))
     return 0
 
 
@@ -266,5 +285,5 @@ VERBS = {verb.name: verb for verb in (
          (("CONFIG.py", N_("a run's config, whose width and vocabulary are measured besides the usual ones")),),
          0, 1),
 )}  # fmt: skip
-# What the house will have; who asks for it is told that it is not there, not that it is a slip.
+# Verbs to come: who asks for one gets to know that it is not there yet, not that it is a slip.
 NOT_YET = ("make", "tune", "chat", "serve", "eval", "report", "doctor", "status", "ui")

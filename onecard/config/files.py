@@ -269,7 +269,7 @@ class Argument:
 def split_arguments(arguments: Iterable[str], takes_value: Callable[[str], bool]) -> list[Argument]:
     """`--name=value`, `--name value`, bare `--flag`, and config files, in the order given.
 
-    `takes_value(name)` tells whether a following word belongs to the flag: `--compile config/x.py`
+    `takes_value(name)` says whether a following word belongs to the flag: `--compile config/x.py`
     must not swallow the file, `--batch-size 8` must swallow the 8.
     """
     pending = list(arguments)

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 
 from onecard.config.files import (
     COMMAND_LINE,
@@ -38,48 +38,39 @@ _SPELLINGS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": 
 NANOCHATS_AUTO = ("num_iterations", "total_batch_size")
 
 
-def knob(
-    kind: str,
-    default: Value,
-    text: str,
-    *,
-    group: str,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    changes_result: bool = True,
-    alias: str = "",
-    alias_values: Mapping[bool, str] | None = None,
-    common: bool = False,
-) -> Any:
-    """A field of a config. `kind` is int, float, bool, str or tokens; default None means auto.
+class Facts(TypedDict, total=False):
+    """What a knob may declare besides its kind, default and text."""
 
-    `changes_result=False` marks knobs that may differ between a run and its continuation without
-    making it another experiment (logging, device, ...). `alias` is another project's name for the
-    knob; with `alias_values` a switch whose two positions mean those. `common` ones are in --help,
-    all of them in --help-all.
-    """
-    if high is None and kind in ("int", "tokens"):
-        high = MAX_INTEGER
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "kind": kind, "help": text, "group": group, "low": low, "high": high,
-            "choices": choices, "changes_result": changes_result, "alias": alias,
-            "alias_values": alias_values or {}, "common": common, "knob": True, "value": "",
-        },
-    )  # fmt: skip
+    group: str  # of the help
+    low: float | None
+    high: float | None
+    choices: tuple[str, ...]
+    # False: may differ between a run and its continuation without making it another experiment (logging ...).
+    changes_result: bool
+    alias: str  # another project's name for the knob
+    alias_values: Mapping[bool, str]  # the alias is a switch whose two positions mean these
+    common: bool  # in --help; all are in --help-all
+    knob: bool  # False: an option of a verb, and no part of any run
+    value: str  # what an option takes, for the help
 
 
-def option(
-    kind: str, text: str, *, default: Value = None, group: str = "options", low: float | None = None,
-    high: float | None = None, choices: tuple[str, ...] = (), value: str = "",
-) -> Any:  # fmt: skip
-    """A field of a verb's own options: read like a knob, no part of a run. `value` names what it takes."""
-    if kind == "bool":
-        default = bool(default)
-    field = knob(kind, default, text, group=group, low=low, high=high, choices=choices)
-    return dataclasses.field(default=default, metadata={**field.metadata, "knob": False, "value": value})
+_NOTHING_SAID = Facts(
+    group="options", low=None, high=None, choices=(), changes_result=True, alias="", alias_values={},
+    common=False, knob=True, value="",
+)  # fmt: skip
+
+
+def knob(kind: str, default: Value, text: str, **facts: Unpack[Facts]) -> Any:
+    """A field of a config. `kind` is int, float, bool, str or tokens; default None means auto."""
+    if kind in ("int", "tokens"):
+        facts.setdefault("high", MAX_INTEGER)
+    return dataclasses.field(default=default, metadata={**_NOTHING_SAID, **facts, "kind": kind, "help": text})
+
+
+def option(kind: str, text: str, *, default: Value = None, **facts: Unpack[Facts]) -> Any:
+    """A field of a verb's own options: read like a knob, no part of a run."""
+    facts["knob"] = False
+    return knob(kind, bool(default) if kind == "bool" else default, text, **facts)
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:
@@ -100,7 +91,7 @@ def own_record() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What all configs share: where each value came from, and what the reader should be told."""
+    """What all configs share: where each value came from, and what the reader should know."""
 
     foreign: ClassVar[Mapping[str, str]] = {}  # other projects' names, and what to use instead
     groups: ClassVar[tuple[str, ...]] = ()  # of knobs, in --help's order; others follow as declared
@@ -201,6 +192,33 @@ def from_values(cls: type[C], values: Mapping[str, Any], origins: Mapping[str, s
     return cls(**{k: v for k, v in values.items() if k in _stored(cls)}, origins=known)
 
 
+def sound(config: C) -> C:
+    """The config, if every value is one that its knob may have; ValueError otherwise.
+
+    from_values takes what stands in a file, and what is computed from it would fail far from here.
+    """
+    for knob_ in knobs(type(config)):
+        value, limits = getattr(config, knob_.name), knob_.metadata
+        if value is None and knob_.default is None:
+            continue
+        kind = limits["kind"]
+        kinds = {"bool": bool, "str": str, "float": int | float}.get(kind, int)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kind != "bool"):
+            raise ValueError(f"{knob_.name} is of another kind")
+        if limits["choices"] and value not in limits["choices"]:
+            raise ValueError(f"{knob_.name} is none of its choices")
+        if isinstance(value, str) or kind == "bool":
+            continue
+        least, most = limits["low"], limits["high"]
+        if (least is not None and not value >= least) or (most is not None and not value <= most):
+            raise ValueError(f"{knob_.name} is out of its range")  # NaN is in none
+        if not abs(value) <= MAX_INTEGER:
+            raise ValueError(f"{knob_.name} is too large")
+    if not all(isinstance(text, str) for text in (*config.origins, *config.origins.values())):
+        raise ValueError("who set a value is no text")
+    return config
+
+
 def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Field[Any]]) -> Assignment:
     if argument.value is not None:
         return Assignment(argument.name, argument.value, COMMAND_LINE)
@@ -257,10 +275,11 @@ def _typed(field: dataclasses.Field[Any], assignment: Assignment, from_text: boo
         value = raw  # --out_dir=7 means the text
     converted = _convert(kind, value)
     choices = field.metadata["choices"]
-    if choices and str(converted).lower() in choices:
-        converted = str(converted).lower()
-    elif choices and _SPELLINGS.get(str(converted).lower()) in choices:
-        converted = _SPELLINGS[str(converted).lower()]
+    if choices and isinstance(converted, str):
+        word = converted.lower()
+        converted = (
+            word if word in choices else next((w for w in choices if w == _SPELLINGS.get(word)), converted)
+        )
     if converted is None:
         if kind in ("int", "float", "tokens") and re.fullmatch(r"\s*[+-]?\d{19,}\s*", str(raw)):
             raise UserError(

@@ -186,12 +186,6 @@ class RunConfig(Config):
                 "extend_lr is the highest rate of a rewarm",
                 hint=f"--extend=rewarm --extend_lr={self.extend_lr:g}",
             )
-        if self.extend == "rewarm" and not self.extend_lr:
-            half = (self.muon_lr if self.by_muon else self.learning_rate) / 2
-            raise UserError(
-                "a rewarm needs the rate it goes up to",
-                hint=f"half the peak: --extend=rewarm --extend_lr={half:g}",
-            )
         check_init_from(self.init_from)
         if self.fresh and self.init_from == "resume":
             raise UserError("fresh starts over and init_from='resume' continues", hint="keep one of them")
@@ -291,9 +285,9 @@ class RunConfig(Config):
             config = config._with_defaults(wandb_log=wanted, **names)
         if config.arch == "nanochat":
             config = config._by_the_dial()
-        told = config._unused_notes()
+        unused = config._unused_notes()
         config = dataclasses.replace(
-            config, notes=(*config.notes, *(n for n in told if n not in config.notes))
+            config, notes=(*config.notes, *(n for n in unused if n not in config.notes))
         )
         if config.total_batch_size is not None and not config.is_set("gradient_accumulation_steps"):
             micros = max(1, config.total_batch_size // (config.batch_size * config.block_size))

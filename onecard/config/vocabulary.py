@@ -1,7 +1,7 @@
 """The tokens a config counts on, and how to prepare them: its vocabulary decides which model it makes.
 
-Data in other tokens trains as well, but another model than the config's. So who has no data yet is told how
-to make the right ones, and who has others is told so.
+Data in other tokens trains as well, but another model than the config's. Who has no data yet gets the command
+that makes the right ones, and who has others gets a note.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import re
 import shlex
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from onecard.arch import dial
-from onecard.config.files import COMMAND_LINE
+from onecard.arch.shapes import GPT2_PADDED_VOCABULARY, GPT2_VOCABULARY
+from onecard.config.dataset import data_dir
+from onecard.config.files import COMMAND_LINE, MAX_FILE_BYTES
 from onecard.config.run import RunConfig
-from onecard.errors import UserError
+from onecard.files import read_bounded
 
-DATA = Path("data")  # where nanoGPT's configs look, and prepare writes
 _RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
 # GPT-2's own 50,257 and what it is padded to. Less than a thousand are bytes or characters.
-_GPT2, _LEAST_TRAINED = range(50257, 50433), 1024
-# Datasets that prepare writes in bytes or characters, whoever trains on them: the tokenizer and its size.
-OWN_TOKENS = {"stdlib": ("byte", 257), "shakespeare_char": ("char", 65)}
+_GPT2, _LEAST_TRAINED = range(GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY + 129), 1024
 _PADDING = 128  # a difference below this is padding, or tokens with a special meaning
 
 
@@ -33,27 +32,6 @@ class Wanted:
 
     tokenizer: int | None
     command: str = ""
-
-
-def data_dir(dataset: str) -> Path:
-    """The folder of a dataset: a name below data/, or a path where it plainly is one (/…, ./…, ../…, ~/…)."""
-    if dataset.startswith(("/", "./", "../", "~/")) or Path(dataset).is_absolute():
-        return Path(dataset).expanduser()
-    parts = PurePath(dataset).parts
-    if not parts or ".." in parts or "\0" in dataset:
-        raise UserError(
-            f"dataset cannot be {dataset!r}",
-            "it is the name of a folder below data/",
-            "a folder elsewhere is given as a path: --dataset=./FOLDER or --dataset=/FOLDER",
-        )
-    return DATA / dataset
-
-
-def embedding_rows(tokenizer: str, tokens: int) -> int:
-    """How many tokens a model of this data knows."""
-    if tokenizer == "char":
-        return tokens  # as nanoGPT sizes it, so that its checkpoints fit
-    return -(-tokens // 64) * 64  # a multiple of 64 suits the matmuls; 50257 becomes 50304
 
 
 def wanted_data(config: RunConfig) -> Wanted:
@@ -89,7 +67,7 @@ def _recipe(config: RunConfig) -> str:
     if not colon or config.origins.get("vocab_size") == COMMAND_LINE:
         return ""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(Path(path), MAX_FILE_BYTES).decode("utf-8").splitlines()
     except (OSError, ValueError):
         return ""  # of a run that goes on elsewhere
     found = (match[1].strip() for line in lines if (match := _RECIPE.match(line.strip())))

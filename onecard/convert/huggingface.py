@@ -25,6 +25,7 @@ from onecard.convert.reading import (
     parameter_shapes,
     read_settings,
     replacing,
+    shown,
 )
 from onecard.errors import UserError, first_line, missing_package
 from onecard.files import flush_to_disk
@@ -41,7 +42,7 @@ def read_huggingface_folder(path: Path) -> tuple[Shape, dict[str, Tensor]]:
     config = read_settings(path / "config.json", _WRITTEN_BY)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
-        kind = f"a model of type '{model_type}'" if model_type else "a model of unknown type"
+        kind = f"a model of type {shown(model_type)}" if model_type else "a model of unknown type"
         raise UserError(
             f"{path} holds {kind}",
             "onecard reads GPT-2 and nanochat models from such folders (model_type 'gpt2' or 'nanochat')",
@@ -96,6 +97,8 @@ def write_huggingface_folder(
         _write_json(unfinished / "config.json", config)
         ends = {} if eot is None else {"bos_token_id": eot, "eos_token_id": eot}
         _write_json(unfinished / "generation_config.json", ends)
+        # The library's own writer lets nobody else read what it writes, whatever the umask says.
+        (unfinished / "model.safetensors").chmod((unfinished / "config.json").stat().st_mode)
         for file in unfinished.iterdir():
             _sync_file(file)
         flush_to_disk(unfinished)
@@ -152,9 +155,10 @@ def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _shards(index: Path) -> list[Path]:
     weight_map = read_settings(index, _WRITTEN_BY).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    found = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    names = {name for name in found if isinstance(name, str)}
     # A name that leads elsewhere would have us read a file the user did not hand over.
-    if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+    if not names or not all(isinstance(name, str) for name in found) or not all(map(_is_plain, names)):
         raise UserError(f"cannot read {index}", "its 'weight_map' does not name files in this folder")
     for name in sorted(names):
         if not (index.parent / name).is_file():
@@ -162,6 +166,10 @@ def _shards(index: Path) -> list[Path]:
                 f"there is no file {index.parent / name}", f"{index.name} lists it", "copy the folder again"
             )
     return [index.parent / name for name in sorted(names)]
+
+
+def _is_plain(name: str) -> bool:
+    return name == Path(name).name and "\0" not in name
 
 
 def _tensors_in(file: Path) -> Iterator[tuple[str, Tensor]]:

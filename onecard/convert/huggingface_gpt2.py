@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.arch.shapes import GPT2Shape
+from onecard.arch.shapes import GPT2_VOCABULARY, GPT2Shape
 from onecard.convert.reading import (
     EMBEDDING,
     HEAD,
@@ -22,6 +22,7 @@ from onecard.convert.reading import (
     parameter_shapes,
     same_values,
     sizes_in,
+    unquoted,
 )
 from onecard.errors import UserError
 
@@ -37,7 +38,9 @@ _SIZES = {
     "block_size": "n_positions",
 }
 # What transformers assumes where config.json is silent.
-_DEFAULT_SIZES = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}
+_DEFAULT_SIZES = {
+    "n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": GPT2_VOCABULARY, "n_positions": 1024,
+}  # fmt: skip
 
 
 def read_gpt2(
@@ -61,7 +64,10 @@ def read_gpt2(
     # Zero biases alone do not mean a model without them: they could be learnt from here on. Only our
     # own mark says so, and it outlives a fine-tuning with transformers that has moved the biases.
     own_mark = config.get("onecard")
-    without_bias = isinstance(own_mark, dict) and own_mark.get("bias") is False
+    if own_mark is not None and not (isinstance(own_mark, dict) and isinstance(own_mark.get("bias"), bool)):
+        where = folder / "config.json"
+        raise UserError(f"{where} is damaged", "its entry 'onecard' is not what export writes")
+    without_bias = own_mark is not None and not own_mark["bias"]
     if without_bias and not any(tensors[name].count_nonzero() for name in biases):
         tensors = {name: tensor for name, tensor in tensors.items() if name not in biases}
         shape = replace(shape, bias=False)
@@ -83,8 +89,8 @@ def _shape_of(config: dict[str, Any], n_tensors: int, where: Path) -> GPT2Shape:
     sizes = sizes_in({**_DEFAULT_SIZES, **config}, _SIZES, n_tensors, where)
     activation = config.get("activation_function", "gelu_new")
     unsupported = []
-    if activation not in _GELU_TANH:
-        unsupported.append(f"activation_function = {activation}")
+    if not isinstance(activation, str) or activation not in _GELU_TANH:
+        unsupported.append(f"activation_function = {unquoted(activation)}")
     if not config.get("scale_attn_weights", True):
         unsupported.append("scale_attn_weights = false")
     unsupported += [
@@ -93,9 +99,13 @@ def _shape_of(config: dict[str, Any], n_tensors: int, where: Path) -> GPT2Shape:
         if config.get(switch, False)
     ]
     if config.get("n_inner") not in (None, 4 * sizes["n_embd"]):
-        unsupported.append(f"n_inner = {config['n_inner']} (only 4 × n_embd = {4 * sizes['n_embd']})")
+        unsupported.append(
+            f"n_inner = {unquoted(config['n_inner'])} (only 4 × n_embd = {4 * sizes['n_embd']})"
+        )
     if config.get("layer_norm_epsilon", _NORM_EPSILON) != _NORM_EPSILON:
-        unsupported.append(f"layer_norm_epsilon = {config['layer_norm_epsilon']} (only {_NORM_EPSILON})")
+        unsupported.append(
+            f"layer_norm_epsilon = {unquoted(config['layer_norm_epsilon'])} (only {_NORM_EPSILON})"
+        )
     if unsupported:
         raise UserError(
             f"{where} describes a GPT-2 that onecard cannot compute",

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from onecard.arch.shapes import NanochatShape
+from onecard.arch.shapes import GPT2_PADDED_VOCABULARY, NanochatShape
 from onecard.convert.layout import layout_of, packed, shapes_there, taken_apart
-from onecard.convert.reading import EMBEDDING, HEAD, checked_tensors, parameter_shapes, sizes_in
+from onecard.convert.reading import EMBEDDING, HEAD, checked_tensors, parameter_shapes, sizes_in, unquoted
 from onecard.errors import UserError
 from onecard.model.layers import RMS_EPSILON
 
@@ -25,7 +25,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 12,
     "num_attention_heads": 6,
     "hidden_size": 768,
-    "vocab_size": 50304,
+    "vocab_size": GPT2_PADDED_VOCABULARY,
     "max_position_embeddings": 2048,
     "intermediate_size": 8192,
     "hidden_act": "relu2",
@@ -82,7 +82,7 @@ def _shape_of(config: dict[str, Any], n_tensors: int, where: Path) -> NanochatSh
     sizes = sizes_in(told, _SIZES, n_tensors, where)
     width, heads = sizes["n_embd"], sizes["n_head"]
     unsupported = [
-        f"{name} = {told[name]} (only {only})"
+        f"{name} = {unquoted(told[name])} (only {only})"
         for name, only in (
             ("intermediate_size", 4 * width),
             ("hidden_act", "relu2"),
@@ -93,11 +93,15 @@ def _shape_of(config: dict[str, Any], n_tensors: int, where: Path) -> NanochatSh
     unsupported += [f"{name} = true" for name in ("attention_bias", "tie_word_embeddings") if told[name]]
     epsilon = told["rms_norm_eps"]
     if not isinstance(epsilon, int | float) or not 0 < epsilon <= _LARGEST_EPSILON:
-        unsupported.append(f"rms_norm_eps = {epsilon} (only up to {_LARGEST_EPSILON})")
+        unsupported.append(f"rms_norm_eps = {unquoted(epsilon)} (only up to {_LARGEST_EPSILON})")
     if told.get("num_key_value_heads") not in (None, heads):
-        unsupported.append(f"num_key_value_heads = {told['num_key_value_heads']} (only num_attention_heads)")
+        unsupported.append(
+            f"num_key_value_heads = {unquoted(told['num_key_value_heads'])} (only num_attention_heads)"
+        )
     if told.get("head_dim") not in (None, width // heads):
-        unsupported.append(f"head_dim = {told['head_dim']} (only hidden_size / num_attention_heads)")
+        unsupported.append(
+            f"head_dim = {unquoted(told['head_dim'])} (only hidden_size / num_attention_heads)"
+        )
     if width // heads % 2:
         unsupported.append(f"heads of {width // heads} channels (rotary positions need an even number)")
     unsupported += _rotary_problems(config)
@@ -113,11 +117,11 @@ def _rotary_problems(config: dict[str, Any]) -> list[str]:
     # Before version 5 transformers kept the base beside the other settings, and the rest in rope_scaling.
     rotary = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rotary, dict):
-        return [f"rope_parameters = {rotary}"]
+        return [f"rope_parameters = {unquoted(rotary)}"]
     beside = {"rope_type": rotary.get("type", "default"), "rope_theta": _ROTARY_BASE}
     told = {**beside, "partial_rotary_factor": 1.0, **config, **rotary}
     return [
-        f"{name} = {told[name]} (only {only})"
+        f"{name} = {unquoted(told[name])} (only {only})"
         for name, only in (
             ("rope_type", "default"),
             ("rope_theta", _ROTARY_BASE),

@@ -24,6 +24,7 @@ from onecard.convert.reading import (
     parameter_shapes,
     plain_name,
     read_settings,
+    shown,
     sizes_in,
 )
 from onecard.errors import UserError
@@ -38,6 +39,7 @@ _SIZES = {
 }
 # Since December 2025 embedding and head have rows up to a multiple of this; their logits are cut off.
 _PADDED_TO = 64
+_LONGEST_PATTERN = 1000
 
 
 @dataclass
@@ -113,7 +115,7 @@ def _shape_of(
     if kv_heads != shape.n_head:
         raise UserError(
             f"{where} shares keys and values between heads, which onecard cannot compute",
-            f"it has {shape.n_head} heads for queries and {kv_heads} for keys and values (n_kv_head)",
+            f"it has {shape.n_head} heads for queries and {shown(kv_heads)} for keys and values (n_kv_head)",
         )
     if shape.head_dim % 2:
         raise UserError(
@@ -121,7 +123,12 @@ def _shape_of(
             f"heads of {shape.head_dim} channels cannot be rotated: the number must be even",
         )
     if "resid_lambdas" in found or "window_pattern" in config:
-        pattern = str(config.get("window_pattern", "L")).upper()
+        pattern = config.get("window_pattern", "L")
+        if not isinstance(pattern, str) or len(pattern) > _LONGEST_PATTERN:
+            raise UserError(
+                f"the model settings in {meta} are incomplete or wrong", f"window_pattern is {shown(pattern)}"
+            )
+        pattern = pattern.upper()
         with_values = any(name.startswith("value_embeds.") for name in found)
         shape = Nanochat2026Shape(**sizes, window_pattern=pattern, value_embeddings=with_values)
     return shape

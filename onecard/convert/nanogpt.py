@@ -29,6 +29,7 @@ from onecard.convert.reading import (
     plain_name,
     replacing,
     same_values,
+    shown,
     sizes_in,
 )
 from onecard.errors import UserError
@@ -158,16 +159,18 @@ def _moments_of(
 
     try:
         groups, state = optimizer["param_groups"], optimizer["state"]
-        ids = [list(group["params"]) for group in groups]
-        state = dict(state)
+        lengths = [len(group["params"]) for group in groups]
     except (KeyError, TypeError, ValueError) as error:
         raise not_nanogpts("it does not look like the state of a torch.optim optimizer") from error
     for sorted_layout in (False, True):
         names = _groups(shapes, sorted_layout)
-        if list(map(len, ids)) == list(map(len, names)):
+        if lengths == list(map(len, names)):
             break
     else:
-        raise not_nanogpts(f"its parameter groups have sizes {list(map(len, ids))}")
+        raise not_nanogpts(f"its parameter groups have sizes {shown(lengths)}")
+    if not isinstance(state, dict):
+        raise not_nanogpts("it does not look like the state of a torch.optim optimizer")
+    ids = [list(group["params"]) for group in groups]
     if not state:
         return {}, 0, sorted_layout
     first_moments, second_moments, steps = {}, {}, set()

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
 import re
-import secrets
-import shutil
+import reprlib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onecard.arch.shapes import Shape
+from onecard.arch.shapes import LARGEST, Shape
+from onecard.convert.archive import TooLargeError, check_archive, check_legacy
 from onecard.errors import UserError, first_line
-from onecard.files import flush_to_disk
+from onecard.files import flush_to_disk, load_json, open_plain, remove_any, temporary_beside
 from onecard.model.family import model_class
 
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
 
-# Above any size of a real model, and its square is still a number that torch can lay out.
-_LARGEST_SIZE = 10**8
+_SHORT = 60  # characters, of a value in a message
 
 
 def load_without_executing(path: Path) -> Any:
@@ -43,6 +41,7 @@ def load_without_executing(path: Path) -> Any:
     if not zipped and not start.startswith(b"\x80"):
         raise UserError(f"{path} is not a checkpoint", "it does not begin like a file that torch.save wrote")
     try:
+        (check_archive if zipped else check_legacy)(path)
         # The format before PyTorch 1.6 (OpenAI's first uploads) is not a zip and cannot be mapped.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
@@ -54,6 +53,12 @@ def load_without_executing(path: Path) -> Any:
             "if you trust its author, load it where it was made, replace everything in it that is not a\n"
             "tensor, number, string, list or dict, and torch.save it again",
         ) from error
+    except TooLargeError as error:
+        raise UserError(
+            f"{path} was not loaded: it would take far more memory than its size",
+            f"{error}; files of models never do that",
+            "delete it if you do not know where it comes from",
+        ) from None
     except Exception as error:  # a damaged pickle can fail in any way
         raise UserError(f"{path} cannot be read", f"the file is damaged: {first_line(error)}") from error
 
@@ -79,12 +84,22 @@ def read_settings(path: Path, hint: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"there is no file {path}", hint=hint)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = load_json(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}", first_line(error)) from error
     if not isinstance(content, dict):
         raise UserError(f"cannot read {path}", "it is JSON, but not an object")
     return content
+
+
+def shown(value: object) -> str:
+    """A value out of a file, as a message shows it: of any size and depth, and cheap."""
+    return reprlib.repr(value)
+
+
+def unquoted(value: object) -> str:
+    """The same, for text without its quotes."""
+    return value if isinstance(value, str) and len(value) <= _SHORT else shown(value)
 
 
 def plain_name(name: str) -> str:
@@ -122,7 +137,17 @@ def checked_tensors(
                 f"it is a tensor of type {tensor.dtype} and layout {tensor.layout}",
                 "use the weights before quantization",
             )
+    _refuse_shared_storage(found.values(), where)
     return {name: found[name].detach().to(torch.float32) for name in expected}
+
+
+def _refuse_shared_storage(tensors: Collection[Tensor], where: Path | str) -> None:
+    """A view can be of any size, whatever lies behind it: in fp32 each would have memory of its own."""
+    stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    if sum(tensor.numel() * tensor.itemsize for tensor in tensors) > sum(stored.values()):
+        raise UserError(
+            f"{where} promises more numbers than it holds", "several of its tensors are made of the same ones"
+        )
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:
@@ -145,23 +170,23 @@ def sizes_in(
     sizes: dict[str, int] = {}
     for ours, name in names.items():
         value = sizes[ours] = settings.get(name, 0)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise wrong(f"{name} is {value!r}" if name in settings else f"{name} is missing")
+        if type(value) is not int or value < 1:
+            raise wrong(f"{name} is {shown(value)}" if name in settings else f"{name} is missing")
+    for ours, name in names.items():
+        if sizes[ours] > LARGEST[ours]:
+            raise wrong(f"{name} is {shown(sizes[ours])}, more than any model's")
     width, heads = names["n_embd"], names["n_head"]
     if sizes["n_embd"] % sizes["n_head"]:
         raise wrong(f"{width} {sizes['n_embd']} is not a multiple of {heads} {sizes['n_head']}")
     if sizes["n_layer"] > n_tensors:  # before a model of that many layers is laid out
         raise wrong(f"{names['n_layer']} is {sizes['n_layer']}, but there are only {n_tensors} tensors")
-    for ours, name in names.items():
-        if sizes[ours] > _LARGEST_SIZE:
-            raise wrong(f"{name} is {sizes[ours]}, more than any model's")
     return sizes
 
 
 def first_bytes(path: Path) -> bytes:
     """How the file begins; one that Git LFS has yet to fetch is refused."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.read(32)
     except OSError as error:
         raise UserError(f"cannot read {path}", error.strerror or str(error)) from error
@@ -178,17 +203,14 @@ def first_bytes(path: Path) -> bytes:
 def replacing(target: Path) -> Iterator[Path]:
     """A path beside the target to write to; it takes the target's place when all went well."""
     target = target.resolve()
-    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    unfinished = temporary_beside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield unfinished
             unfinished.replace(target)
         except BaseException:
-            if unfinished.is_dir():
-                shutil.rmtree(unfinished, ignore_errors=True)
-            else:
-                unfinished.unlink(missing_ok=True)
+            remove_any(unfinished)
             raise
         flush_to_disk(target.parent)
     except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as RuntimeError

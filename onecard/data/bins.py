@@ -8,34 +8,35 @@ from __future__ import annotations
 
 import bisect
 import difflib
-import json
 import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onecard.config.vocabulary import OWN_TOKENS, Wanted
+from onecard.config.dataset import OWN_TOKENS
+from onecard.config.vocabulary import Wanted
 from onecard.data.hub.catalogue import NAMES
+from onecard.data.meta import (
+    JOURNAL_NAME,
+    Split,
+    counted_while_growing,
+    datasets_in,
+    later_shards,
+    read_meta,
+    split_files,
+)
+from onecard.data.shards import layout
 from onecard.errors import UserError
-
-META_SCHEMA = 1
-# Beside the bins while prepare is at work on them, or was when it was killed.
-JOURNAL_NAME = ".prepare.json"
-SHARD_MAGIC = 20240520
-SHARD_VERSION = 1
-SHARD_HEADER_BYTES = 256 * 4
+from onecard.files import open_plain
 
 # What is looked at before a run starts; the rest is checked batch by batch as it is read.
 SCAN_BYTES = 64 * 2**20
 _SCAN_WINDOW_BYTES = 2**20
 _LOOK = 4096  # tokens
-
-Split = Literal["train", "val"]
-SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 class _Part:
@@ -47,7 +48,7 @@ class _Part:
         """`limit`: how many of its tokens count, where prepare is appending more."""
         self.path = path
         try:
-            self._file: BinaryIO = path.open("rb")
+            self._file: BinaryIO = open_plain(path)
         except OSError as error:
             raise UserError(f"cannot read {path}", str(error.strerror or error)) from error
         n_bytes = os.fstat(self._file.fileno()).st_size
@@ -56,7 +57,7 @@ class _Part:
             n_bytes -= n_bytes % dtype.itemsize
         if n_bytes == 0:
             raise UserError(f"{path} is empty", hint="prepare the data again: onecard prepare PATH --force")
-        offset, count, dtype = _layout(path, self._file.read(12), n_bytes, dtype)
+        offset, count, dtype = layout(path, self._file.read(12), n_bytes, dtype)
         if limit is not None:
             count = min(count, limit)
         # A map of exactly what is there now: a file that grows is mapped anew by refresh().
@@ -84,27 +85,6 @@ class _Part:
         # The map itself goes with the last array that looks into it.
 
 
-def _layout(path: Path, head: bytes, n_bytes: int, dtype: np.dtype[Any]) -> tuple[int, int, np.dtype[Any]]:
-    """Offset, number and type of the tokens. The magic is no GPT-2 id, so bins cannot be mistaken for it."""
-    if n_bytes >= SHARD_HEADER_BYTES and int.from_bytes(head[:4], "little") == SHARD_MAGIC:
-        version, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
-        if version != SHARD_VERSION:
-            raise UserError(f"{path} is a token shard of version {version}; only version 1 is known")
-        if SHARD_HEADER_BYTES + 2 * count > n_bytes:
-            there = (n_bytes - SHARD_HEADER_BYTES) // 2
-            raise UserError(
-                f"{path} is cut short", f"its header promises {count:,} tokens, {there:,} are there"
-            )
-        return SHARD_HEADER_BYTES, count, np.dtype("<u2")
-    if n_bytes % dtype.itemsize:
-        raise UserError(
-            f"{path} is damaged or not a token file",
-            f"{n_bytes:,} bytes are not a whole number of {dtype.itemsize}-byte tokens ({dtype.name})",
-            "prepare the data again: onecard prepare PATH --force",
-        )
-    return 0, n_bytes // dtype.itemsize, dtype
-
-
 class TokenFile:
     """A read-only row of token ids over one or several files."""
 
@@ -130,10 +110,10 @@ class TokenFile:
 
     def _map(self, paths: list[Path], growing: bool = False) -> None:
         while True:
-            limit = _counted_while_growing(paths[0].parent, self._split) if self._split else None
+            limit = counted_while_growing(paths[0].parent, self._split) if self._split else None
             parts = [_Part(path, self._dtype, growing or limit is not None, limit) for path in paths]
             # prepare may have begun or ended between the look and the mapping.
-            if not self._split or limit == _counted_while_growing(paths[0].parent, self._split):
+            if not self._split or limit == counted_while_growing(paths[0].parent, self._split):
                 break
             for part in parts:
                 part.close()
@@ -175,7 +155,7 @@ class TokenFile:
         present = [part.path for part in old if part.path.exists()]
         if len(present) < len(old):
             return len(self)  # a file removed under the run stays readable through its map
-        later = _later_shards(present[-1])
+        later = later_shards(present[-1])
         for count in range(len(later), -1, -1):
             try:
                 self._map([*present, *later[:count]], growing=True)
@@ -282,46 +262,6 @@ def changed_under_run(tokens: object, have: int, need: int) -> UserError:
     return error
 
 
-def read_meta(data_dir: Path) -> dict[str, Any] | None:
-    """What prepare wrote down about a dataset; None where there is no meta.json (nanoGPT's bins)."""
-    path = data_dir / "meta.json"
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}", str(error), "prepare the data again with --force") from error
-    if not isinstance(meta, dict) or not isinstance(meta.get("schema"), int):
-        raise UserError(f"{path} is not a onecard meta.json", "it names no schema version")
-    if meta["schema"] > META_SCHEMA:
-        raise UserError(
-            f"{path} has schema {meta['schema']}; this onecard knows {META_SCHEMA}",
-            hint="pip install --upgrade onecard",
-        )
-    return meta
-
-
-def datasets_in(root: Path) -> list[str]:
-    """Names of the prepared datasets under a data folder."""
-    if not root.is_dir():
-        return []
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _split_files(entry, "train"))
-
-
-def _split_files(data_dir: Path, split: Split) -> list[Path]:
-    """`train.bin`, or shards such as `fineweb_train_000001.bin` in order."""
-    single = data_dir / f"{split}.bin"
-    return [single] if single.exists() else sorted(data_dir.glob(f"*_{split}_*.bin"))
-
-
-def _later_shards(last: Path) -> list[Path]:
-    for split in SPLITS:
-        if f"_{split}_" in last.name:
-            siblings = sorted(last.parent.glob(f"*_{split}_*.bin"))
-            return [path for path in siblings if path.name > last.name]
-    return []
-
-
 def open_split(
     data_dir: Path | str, split: Split, block_size: int, vocab_size: int, wanted: Wanted | None = None
 ) -> TokenFile:
@@ -330,7 +270,7 @@ def open_split(
     `wanted`: what to prepare where there are none.
     """
     data_dir = Path(data_dir)
-    paths = _split_files(data_dir, split) if data_dir.is_dir() else []
+    paths = split_files(data_dir, split) if data_dir.is_dir() else []
     if not paths:
         raise _missing(data_dir, split, wanted or Wanted(None))
     meta = read_meta(data_dir)
@@ -350,20 +290,6 @@ def open_split(
         )
     tokens.check_ids(vocab_size)
     return tokens
-
-
-def _counted_while_growing(data_dir: Path, split: Split) -> int | None:
-    """What meta.json counts, if prepare is appending to the bins (or was, when it was killed)."""
-    try:
-        journal = json.loads((data_dir / JOURNAL_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    # A new dataset under way has partial files of its own; these bins are then the old ones, whole.
-    if not isinstance(journal, dict) or journal.get("mode") != "append":
-        return None
-    meta = read_meta(data_dir)
-    counted = ((meta or {}).get("splits") or {}).get(split, {}).get("tokens")
-    return counted if isinstance(counted, int) else None
 
 
 def _check_against_meta(tokens: TokenFile, meta: dict[str, Any] | None, split: Split) -> None:
@@ -401,7 +327,7 @@ def _missing(data_dir: Path, split: Split, wanted: Wanted = Wanted(None)) -> Use
         )
     if not data_dir.is_dir():
         what = f"there is no dataset {data_dir}"
-    elif split == "val" and _split_files(data_dir, "train"):
+    elif split == "val" and split_files(data_dir, "train"):
         what = f"{data_dir} has training tokens but no val.bin"
     else:
         what = f"{data_dir} holds no {split}.bin"

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from onecard.data.bpe import GPT2_BYTE_ORDER, WHITE_RUN, BpeTokenizer, Pretokens, read_merges
 from onecard.errors import UserError, install_command
+from onecard.files import read_bounded, temporary_beside
 
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # Where tiktoken itself fetches the file from; its cache is keyed by the SHA-1 of this address.
+_MERGES_BYTES = 10**6  # it has half as many
 _MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 _DOWNLOAD_TIMEOUT_S = 20
 
@@ -88,7 +90,7 @@ def cache_dir() -> Path:
 
 
 def _read(path: Path | None) -> bytes | None:
-    return path.read_bytes() if path is not None and path.is_file() else None
+    return read_bounded(path, _MERGES_BYTES) if path is not None and path.is_file() else None
 
 
 def _carried() -> Path | None:
@@ -107,7 +109,7 @@ def _tiktoken_cache() -> Path:
 
 def _download() -> bytes:
     with urllib.request.urlopen(_MERGES_URL, timeout=_DOWNLOAD_TIMEOUT_S) as answer:
-        merges: bytes = answer.read()
+        merges: bytes = answer.read(_MERGES_BYTES + 1)  # more of it is not the file
     return merges
 
 
@@ -115,7 +117,7 @@ def _keep(cached: Path, merges: bytes) -> None:
     """For next time; a cache that cannot be written is no reason to stop."""
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        partial = cached.with_name(f"{cached.name}.{os.getpid()}")
+        partial = temporary_beside(cached)
         partial.write_bytes(merges)
         partial.replace(cached)
     except OSError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,15 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.bins import read_meta
+from onecard.config.dataset import character_table
+from onecard.data.meta import read_meta
 from onecard.data.texts import Texts, well_formed
 from onecard.errors import UserError
 
 EOT_TEXT = "<|endoftext|>"
 NAMES = ("gpt2", "byte", "char")
 
-# nanoGPT's meta.pkl maps a few hundred characters; anything of this size is something else.
-_META_PKL_LIMIT = 16 * 2**20
+_LONGEST_NAME = 40
 
 
 class Tokenizer(ABC):
@@ -202,7 +201,7 @@ def from_facts(facts: dict[str, Any]) -> Tokenizer:
     name = facts.get("name")
     if name == "char":
         characters = facts.get("characters")
-        if not isinstance(characters, str) or len(set(characters)) != len(characters):
+        if not isinstance(characters, str) or not characters or len(set(characters)) != len(characters):
             raise UserError("the saved character vocabulary is damaged")
         tokenizer: Tokenizer = CharTokenizer(characters)
     elif name == "bpe":
@@ -210,11 +209,11 @@ def from_facts(facts: dict[str, Any]) -> Tokenizer:
 
         tokenizer = TrainedBpe.of_facts(facts)
     else:
-        tokenizer = make_tokenizer(str(name))
+        tokenizer = make_tokenizer(str(name)[:_LONGEST_NAME])
     if facts.get("hash") != tokenizer.hash:
         raise UserError(
             f"the data was written with another {name} tokenizer than this onecard's",
-            f"its hash is {facts.get('hash')}, ours {tokenizer.hash}",
+            f"its hash is {str(facts.get('hash'))[:64]}, ours {tokenizer.hash}",
             "prepare the data again",
         )
     return tokenizer
@@ -229,34 +228,4 @@ def load_tokenizer(data_dir: Path) -> Tokenizer | None:
             raise UserError(f"{data_dir / 'meta.json'} names no tokenizer", hint="prepare the data again")
         return from_facts(facts)
     path = data_dir / "meta.pkl"
-    return _from_meta_pkl(path) if path.is_file() else None
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Numbers, strings and containers only. Nothing can be looked up, so nothing can be run."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}, which plain data never does")
-
-
-def _from_meta_pkl(path: Path) -> CharTokenizer:
-    """nanoGPT's character table: {'stoi': {char: id}, 'itos': {id: char}}."""
-    if path.stat().st_size > _META_PKL_LIMIT:
-        raise UserError(f"{path} is too large for a character table ({path.stat().st_size:,} bytes)")
-    try:
-        with path.open("rb") as file:
-            meta = _PlainUnpickler(file).load()
-    # Damaged pickles raise nearly anything, from KeyError to MemoryError.
-    except Exception as error:
-        raise UserError(
-            f"{path} was not read",
-            f"it is damaged or unsafe: {error}",
-            "delete it if you do not know where it comes from, and prepare the data again",
-        ) from error
-    itos = meta.get("itos") if isinstance(meta, dict) else None
-    if not isinstance(itos, dict) or not all(type(key) is int for key in itos):
-        raise UserError(f"{path} has no character table", "expected 'stoi' and 'itos', as nanoGPT writes")
-    characters = [itos.get(number) for number in range(len(itos))]
-    if not all(isinstance(c, str) and len(c) == 1 for c in characters) or len(set(characters)) < len(itos):
-        raise UserError(f"{path} is not a table of characters", "ids must be 0, 1, 2 …, one character each")
-    return CharTokenizer("".join(str(character) for character in characters))
+    return CharTokenizer(character_table(path)) if path.is_file() else None

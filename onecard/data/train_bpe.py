@@ -58,6 +58,8 @@ _PIECES_IN_BUFFER = 128
 _WINDOW = 1024
 # Of all tokens together. 32,768 tokens of English have 0.2 MB; a doubling at each merge would have no end.
 _MAX_TOKEN_BYTES = 2**28
+# onecard writes nine of up to 19 characters; more may come with a later version.
+_MOST_SPECIALS, _LONGEST_SPECIAL = 256, 128
 _UNBROKEN = [re.compile(pattern) for pattern in (r"\s+", r"[^\W_]+", r"(?:[^\w\s]|_)+")]
 
 
@@ -90,6 +92,8 @@ class TrainedBpe(BpeTokenizer):
         packed, pattern, specials = facts.get("merges"), facts.get("pattern"), facts.get("specials")
         if not isinstance(packed, str) or not isinstance(pattern, str) or not isinstance(specials, list):
             raise _damaged("its merges, pattern or special tokens are missing")
+        if not all(isinstance(text, str) for text in specials) or specials[:1] != [EOT_TEXT]:
+            raise _damaged(f"its first special token is not {EOT_TEXT}")
         if facts.get("hash") != _hash(packed, pattern, specials):
             raise _damaged("its contents do not match its hash")
         # The hash speaks against accidents. Facts also come with checkpoints of strangers, so nothing
@@ -100,12 +104,11 @@ class TrainedBpe(BpeTokenizer):
                 f"its pattern is {pattern[:200]}",
                 "use the onecard that wrote it, or prepare the data again",
             )
-        if not all(isinstance(text, str) for text in specials) or specials[:1] != [EOT_TEXT]:
-            raise _damaged(f"its first special token is not {EOT_TEXT}")
-        if len(set(specials)) < len(specials):
-            raise _damaged("a special token is there twice")
+        _check_specials(specials)
+        if len(packed) > 8 * MAX_VOCAB:
+            raise _damaged(f"it has more than {MAX_VOCAB:,} tokens")
         pairs_M2 = _unpacked(packed)
-        _check_pairs(pairs_M2)
+        _check_pairs(pairs_M2, specials)
         tokenizer = cls(pairs_M2, tuple(specials))
         if (facts.get("n_vocab"), facts.get("eot")) != (tokenizer.n_vocab, tokenizer.eot):
             raise _damaged(f"it has {tokenizer.n_vocab} tokens, not {facts.get('n_vocab')}")
@@ -189,7 +192,20 @@ def _tokens(pairs_M2: NDArray[np.int64]) -> list[bytes]:
     return tokens
 
 
-def _check_pairs(pairs_M2: NDArray[np.int64]) -> None:
+def _check_specials(specials: list[str]) -> None:
+    """Encoders look for all of them at once, in an expression made of their texts."""
+    if len(specials) > _MOST_SPECIALS:
+        raise _damaged(f"it has {len(specials):,} special tokens, more than {_MOST_SPECIALS:,}")
+    if len(set(specials)) < len(specials):
+        raise _damaged("a special token is there twice")
+    for text in specials:
+        if not 0 < len(text) <= _LONGEST_SPECIAL:
+            raise _damaged(f"a special token has {len(text):,} characters, not 1 to {_LONGEST_SPECIAL}")
+        if well_formed(text) != text:
+            raise _damaged("a special token is no text that UTF-8 can write")
+
+
+def _check_pairs(pairs_M2: NDArray[np.int64], specials: list[str]) -> None:
     """Each merge joins two earlier tokens into a new one, and all of them together are of bearable size."""
     if (pairs_M2.max(axis=1, initial=0) >= 256 + np.arange(len(pairs_M2))).any():
         raise _damaged("a merge joins tokens that come after it")
@@ -200,8 +216,11 @@ def _check_pairs(pairs_M2: NDArray[np.int64]) -> None:
         total += lengths[-1]
         if total > _MAX_TOKEN_BYTES:
             raise _damaged(f"its tokens have more than {_MAX_TOKEN_BYTES:,} bytes")
-    if len(set(_tokens(pairs_M2))) < len(lengths):
+    tokens = set(_tokens(pairs_M2))
+    if len(tokens) < len(lengths):
         raise _damaged("two merges give the same token")
+    if any(text.encode() in tokens for text in specials):
+        raise _damaged("a special token is an ordinary one too")
 
 
 def _packed(pairs_M2: NDArray[np.int64]) -> str:

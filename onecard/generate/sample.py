@@ -23,7 +23,7 @@ from onecard.errors import UserError
 from onecard.generate.decode import Sampling, generate
 from onecard.model.decoder import Decoder
 from onecard.run.load import LoadedModel, load_for_sampling
-from onecard.terminal import folded
+from onecard.terminal import console, folded, say, write
 
 SEPARATOR = "---------------"
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
@@ -36,10 +36,6 @@ _CHOOSING_BYTES = 64
 # Values of width n_embd per token alive at once when a whole window is recomputed: the MLP's hidden
 # layer before and after GELU (4 + 4), the residual stream, q, k, v and the attention's output.
 _WINDOW_VALUES = 16
-
-# A model may write escape sequences as well as letters; a terminal would obey them.
-_CONTROLS = {*range(32), *range(127, 160)} - {ord(harmless) for harmless in "\n\t\r"}
-_SHOW_CONTROLS = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
 
 
 def sample_command(config: SampleConfig) -> int:
@@ -228,7 +224,7 @@ class _Drawing:
         if steps:
             self.tally.add(rows, times[: len(steps) + 1])
             for tokens in torch.stack(steps, dim=1).tolist()[1 if stream else 0 :]:
-                _write(self.tokenizer.decode(self.shown_prompt + tokens) + f"\n{SEPARATOR}\n")
+                write(self.tokenizer.decode(self.shown_prompt + tokens) + f"\n{SEPARATOR}\n")
             sys.stdout.flush()
         return interrupted
 
@@ -241,7 +237,7 @@ class _Drawing:
                 "close other programs that use the card, lower --max_new_tokens, or use --device=cpu",
             )
         if self.streams:
-            _write("\n")
+            write("\n")
         torch.cuda.empty_cache()
         _tell(f"out of memory: starting this batch again with {_count(at_once, 'sample')} at once")
 
@@ -268,21 +264,12 @@ class _Stream:
 
     def push(self, token: int) -> None:
         if text := self._decoder.push(token):
-            _write(text)
+            write(text)
             sys.stdout.flush()
 
     def finish(self) -> None:
-        _write(self._decoder.finish() + f"\n{SEPARATOR}\n")
+        write(self._decoder.finish() + f"\n{SEPARATOR}\n")
         sys.stdout.flush()
-
-
-def _write(text: str) -> None:
-    """To stdout; what its encoding lacks becomes a question mark instead of an exception."""
-    stdout = sys.stdout
-    if stdout.isatty():
-        text = text.translate(_SHOW_CONTROLS)
-    encoding = stdout.encoding or "utf-8"
-    stdout.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def _count(number: int, noun: str) -> str:
@@ -290,7 +277,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _tell(text: str) -> None:
-    print(folded(text), file=sys.stderr)
+    say(folded(text))
 
 
 @contextmanager
@@ -300,7 +287,6 @@ def _progress(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
     if not shown or not stderr.isatty():
         yield lambda completed: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -311,6 +297,6 @@ def _progress(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
     )
     # rich would otherwise take the samples off stdout and write them above its bar.
-    with Progress(*columns, console=Console(file=stderr), transient=True, redirect_stdout=False) as bar:
+    with Progress(*columns, console=console(stderr), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task("", total=total)
         yield lambda completed: bar.update(task, completed=completed)

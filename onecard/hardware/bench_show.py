@@ -9,6 +9,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from onecard import terminal
 from onecard.arch import dial
 from onecard.config.knobs import knobs, load_config
 from onecard.config.run import RunConfig
@@ -52,9 +53,9 @@ def bench_command(
     except OSError as error:
         # The figures are there all the same.
         path = None
-        print(f"note: the record could not be kept: {error}", file=sys.stderr)
+        terminal.say(f"note: the record could not be kept: {error}")
     if as_json:
-        print(json.dumps(measured.to_json() | {"file": path}, indent=1))
+        terminal.show_json(json.dumps(measured.to_json() | {"file": path}, indent=1))
     else:
         show(measured, path)
     return 0
@@ -88,11 +89,9 @@ def _power_command(limits: list[float], place: str, as_json: bool) -> int:
     _, _, sensors = describe(place)
     with computing_on(place):
         bench = Bench(place, CARD_SIZES, sensors)
-        result = sweep(
-            limits, sensors, bench.sustained, say=lambda text: print(text, file=sys.stderr, flush=True)
-        )
+        result = sweep(limits, sensors, bench.sustained, say=terminal.say)
     if as_json:
-        print(json.dumps(sweep_json(result), indent=1))
+        terminal.show_json(json.dumps(sweep_json(result), indent=1))
     else:
         show_sweep(result)
     return {"done": 0, "timed out": 1, "interrupted": INTERRUPTED}[result.ended]
@@ -109,7 +108,6 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
-            from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
 
@@ -118,7 +116,7 @@ class Progress:
                 TextColumn("{task.percentage:>3.0f}%"),
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.description}", markup=False),
-                console=Console(stderr=True),
+                console=terminal.console(sys.stderr),
                 transient=True,
                 auto_refresh=False,  # a thread that draws would disturb what is timed
             )
@@ -237,9 +235,7 @@ def sweep_json(result: PowerSweep) -> dict[str, Any]:
 
 
 def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    console = terminal.console(sys.stdout, markup=False, highlight=False, emoji=False)
     console.width = max(console.width, 78)
     return console
 

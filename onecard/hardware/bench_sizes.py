@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onecard.arch.shapes import GPT2_PADDED_VOCABULARY
+
 Shape = tuple[int, int, int]  # tokens, n, k: rows, outputs and inputs of a layer
 
 
@@ -42,7 +44,7 @@ CARD_SIZES = Sizes(
     # 1024 besides the two that fill a card: large models train with one short block at a time.
     tokens=(4096, 16384, 1024),
     head_tokens=4096,
-    vocab=50304,
+    vocab=GPT2_PADDED_VOCABULARY,
     ceiling=8192,
     head_dims=(64, 128),
     blocks=(1024, 2048),

@@ -99,10 +99,10 @@ _VENDOR_OF_WORD = {
     "radeon": "amd",
     "rx": "amd",
 }
-_FILLER_WORDS = frozenset({"gpu", "graphics", "card", "generation", "desktop", "corporation"})
+_FILLER_WORDS = frozenset({"gpu", "graphics", "card", "generation", "desktop", "desktops", "corporation"})
 # The same in Spanish and German, and the small words between: never taken out of a longer word.
 _SMALL_WORDS = frozenset({
-    "the", "for", "of", "in", "with", "version", "desktops",
+    "the", "for", "of", "in", "with", "version",
     "de", "del", "la", "el", "una", "un", "para", "con", "en", "tarjeta", "gráfica", "grafica", "placa",
     "versión", "escritorio", "sobremesa", "ordenador", "pc",
     "die", "der", "das", "eine", "ein", "für", "fur", "fuer", "von", "mit", "im", "grafikkarte", "karte",

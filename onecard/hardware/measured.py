@@ -7,19 +7,18 @@ and the measurement, never the command.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from onecard.files import write_json
+from onecard.files import load_json, write_json
 from onecard.hardware.cards import match_card, read_words
+from onecard.terminal import say
 
 SCHEMA = 1
 DTYPES = ("bfloat16", "float16", "float32")  # that a card has a peak for, see Card.peak_tflops
@@ -234,7 +233,7 @@ def save_measured(measured: Measured) -> Path:
 
 
 def _note_on_stderr(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)
+    say(f"note: {text}")
 
 
 def load_measured(
@@ -249,8 +248,8 @@ def load_measured(
         return None
     for path in paths:
         try:
-            measured = Measured.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError) as error:  # JSON's and UTF-8's are ValueErrors
+            measured = Measured.from_json(load_json(path))
+        except (OSError, ValueError) as error:  # JSON's and UTF-8's are ValueErrors
             trouble.append(f"{path} is passed over ({error}); onecard bench   measures anew")
             continue
         if _same_card(measured, card_name, memory_gib):

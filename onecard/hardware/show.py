@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from onecard import terminal
 from onecard.hardware.cards import Card, all_cards, find_card
 from onecard.hardware.machine import GIB, LocalCpu, LocalGpu, local_cpu, survey_gpus
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MIB = 2**20
-TABLE_WIDTH = 79
+TABLE_WIDTH = 80
 
 # What the first word of a note promises about the figures.
 SOURCES = {
@@ -39,7 +40,7 @@ def gpus_command(name: str | None, *, everything: bool, as_json: bool) -> int:
             },
             "cards": [_card_json(known) for known in ([card] if card else all_cards())],
         }
-        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+        terminal.show_json(json.dumps(answer, indent=2))
         return 0
     console = _console()
     if card is not None:
@@ -54,10 +55,8 @@ def gpus_command(name: str | None, *, everything: bool, as_json: bool) -> int:
 
 
 def _console() -> Console:
-    from rich.console import Console
-
     # Names come from drivers and command lines: nothing in them may be taken for markup or be coloured.
-    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    console = terminal.console(sys.stdout, markup=False, highlight=False, emoji=False)
     # A narrower window wraps lines, which is bad, but rich would cut names off, which is worse.
     console.width = max(console.width, TABLE_WIDTH)
     return console

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from onecard.arch.shapes import SHAPES, GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
-from onecard.errors import UserError
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.model.decoder import Decoder
 from onecard.model.gpt2 import GPT2
 from onecard.model.nanochat import Nanochat
@@ -20,15 +17,3 @@ _MODELS: dict[type, type[Decoder]] = {
 
 def model_class(shape: Shape) -> type[Decoder]:
     return _MODELS[type(shape)]
-
-
-def shape_from(arch: str, values: dict[str, Any], where: object) -> Shape:
-    """The shape a checkpoint was saved with."""
-    if arch not in SHAPES:
-        raise UserError(
-            f"{where} holds a model of an architecture this version does not know: {arch!r}",
-            f"known are {', '.join(SHAPES)}",
-            "use the version of onecard that wrote it, or a newer one",
-        )
-    shape: Shape = SHAPES[arch](**values)
-    return shape

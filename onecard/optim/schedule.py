@@ -10,10 +10,14 @@ import dataclasses
 import json
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onecard.arch.dial import batch_lr_scale
+from onecard.config.files import MAX_INTEGER
+from onecard.config.knobs import sound
 from onecard.config.run import RunConfig
+from onecard.errors import UserError
+from onecard.files import parse_json
 from onecard.optim.rules import Rates
 
 # What a schedule is made of, and so what is remembered of the one before an extension.
@@ -120,9 +124,29 @@ def _unit(config: RunConfig) -> float:
 
 def extended_from(trained: RunConfig, step: int, config: RunConfig) -> RunConfig:
     """The config of a run that was trained with another one so far, and is extended from this step on."""
-    stages = json.loads(trained.extended) if trained.extended else []
+    stages = _stages(trained)
     stages.append({"begins": step, **{name: getattr(trained, name) for name in SCHEDULE}})
     return dataclasses.replace(config, extended=json.dumps(stages))
+
+
+def _stages(config: RunConfig) -> list[dict[str, Any]]:
+    """What `extended` says, which is read out of a file with the rest of a run's config."""
+    if not config.extended:
+        return []
+    try:
+        stages: list[dict[str, Any]] = parse_json(config.extended)
+        for stage in stages:
+            if type(stage["begins"]) is not int or not 0 <= stage["begins"] <= MAX_INTEGER:
+                raise ValueError("begins is no step")
+            schedule = {name: stage[name] for name in SCHEDULE}
+            sound(dataclasses.replace(config, **schedule, origins={}))
+        if not stages:
+            raise ValueError("it is empty")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            "the run's config is damaged", f"what it says of its extensions cannot be: {error}"
+        ) from None
+    return stages
 
 
 @lru_cache(maxsize=64)
@@ -130,7 +154,7 @@ def before_extension(config: RunConfig) -> tuple[int, RunConfig] | None:
     """Where the last extension begins, and the config with the schedule until there; None without one."""
     if not config.extended:
         return None
-    *earlier, last = json.loads(config.extended)
+    *earlier, last = _stages(config)
     schedule = {name: last[name] for name in SCHEDULE}
     before = dataclasses.replace(config, **schedule, extended=json.dumps(earlier) if earlier else None)
     return last["begins"], before
@@ -167,7 +191,10 @@ def _held(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
     if not config.by_muon:
         return last
     top, steps, _ = _momentum_of(config)
-    return last if begins > steps else dataclasses.replace(last, momentum=_rising(step, 0.85, top, steps))
+    if begins > steps:
+        return last
+    # A rewarm before may have brought it further already.
+    return dataclasses.replace(last, momentum=max(last.momentum, _rising(step, 0.85, top, steps)))
 
 
 def _decayed(step: int, begins: int, held: Rates, config: RunConfig) -> Rates:

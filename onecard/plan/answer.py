@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from onecard.arch import dial
 from onecard.arch.records import RECORDS
-from onecard.arch.shapes import PRETRAINED
-from onecard.config.resolve import setting_of
+from onecard.arch.shapes import GPT2_VOCABULARY, PRETRAINED
+from onecard.config.dataset import data_facts
+from onecard.config.resolve import resolve, setting_of
 from onecard.config.run import RunConfig
-from onecard.config.vocabulary import OWN_TOKENS, data_dir, embedding_rows
 from onecard.errors import UserError
 from onecard.language import _
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE, checkpoint_bytes
@@ -45,8 +42,6 @@ from onecard.plan.search import (
     stages,
 )
 
-GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY = 50257, 50304
-_LARGEST_VOCABULARY = 2**24  # as for the knob vocab_size
 _ABOUT_AS_MUCH = 1.08  # memory of the card: nobody's run depends on less
 
 
@@ -92,7 +87,7 @@ class Answer:
     @cached_property
     def data_tokens(self) -> int | None:
         """What there is to train on; None where the data is not there yet."""
-        return training_tokens(self.config)
+        return data_facts(self.config.dataset).train_tokens
 
     @property
     def passes(self) -> float | None:
@@ -261,90 +256,13 @@ def checkpoint_of(choice: Choice) -> int:
     return checkpoint_bytes(choice.question.shape, choice.setting, choice.question.config.by_muon)
 
 
-def vocabulary_of(config: RunConfig) -> int:
-    """The config's, the prepared data's, or the one such models usually have."""
-    if config.vocab_size:
-        return config.vocab_size
-    usual = dial.GENERATIONS[config.generation].vocab_size if config.arch == "nanochat" else None
-    return prepared_vocabulary(config) or own_vocabulary(config) or usual or GPT2_PADDED_VOCABULARY
-
-
-def prepared_vocabulary(config: RunConfig) -> int | None:
-    """Of the data that is there; None where there is none that says it."""
-    try:
-        tokenizer = _prepared(config)["tokenizer"]
-        count = int(tokenizer["n_vocab"])
-        if not 2 <= count <= _LARGEST_VOCABULARY:
-            raise ValueError("no vocabulary has so many tokens")
-        return embedding_rows(tokenizer["name"], count)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-
-
-def own_vocabulary(config: RunConfig) -> int | None:
-    """Of a dataset that prepare writes in characters or bytes: known before it is there."""
-    # Tokens that nobody has described are GPT-2's to the trainer, as to nanoGPT, whatever the folder's name.
-    if config.dataset not in OWN_TOKENS or (
-        data_is_there(config) and not (_data_dir(config) / "meta.pkl").exists()
-    ):
-        return None
-    return embedding_rows(*OWN_TOKENS[config.dataset])
-
-
-def data_is_there(config: RunConfig) -> bool:
-    return any(_data_dir(config).glob("*.bin"))
-
-
-def training_tokens(config: RunConfig) -> int | None:
-    """By the size of the files, as the trainer reads them; None where there are none."""
-    folder = _data_dir(config)
-    try:
-        if (whole := folder / "train.bin").exists():
-            return whole.stat().st_size // (4 if _prepared(config).get("dtype") == "uint32" else 2) or None
-        # Shards as llm.c writes them: 16 bits a token, behind 256 numbers of 32.
-        shards = [file.stat().st_size for file in folder.glob("*_train_*.bin")]
-        return sum(max(0, size - 1024) // 2 for size in shards) or None
-    except (OSError, ValueError):
-        return None
-
-
-def _prepared(config: RunConfig) -> dict[str, Any]:
-    """meta.json of the data that is there; empty where there is none that can be read."""
-    try:
-        meta = json.loads((_data_dir(config) / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return meta if isinstance(meta, dict) else {}
-
-
-def _data_dir(config: RunConfig) -> Path:
-    return data_dir(config.dataset)
-
-
 def question_of(config: RunConfig, target: Target) -> Question:
-    card = target.card
-    if config.init_from in PRETRAINED:
-        model = PRETRAINED[config.init_from]
-        if config.block_size > model.block_size:
-            raise UserError(
-                _("block_size {n} is longer than the checkpoint's {most}").format(
-                    n=config.block_size, most=model.block_size
-                ),
-                _("it has no position embeddings beyond that"),
-                f"--block_size={model.block_size}",
-            )
-        config = dataclasses.replace(
-            config, arch="gpt2", n_layer=model.n_layer, n_head=model.n_head, n_embd=model.n_embd,
-            bias=model.bias, vocab_size=model.vocab_size,
-        )  # fmt: skip
-    vocabulary = vocabulary_of(config)
-    if config.arch == "nanochat" and config.vocab_size is None:
-        # The horizon counts parameters, and with them the vocabulary.
-        config = dataclasses.replace(config.without_schedule_notes(), vocab_size=vocabulary).resolved()
+    card, resolved = target.card, resolve(config)
+    config = resolved.config
     dtype = config.dtype or ("bfloat16" if card.bf16 is not None or card.fp16acc is None else "float16")
     rates = rates_of(card, dtype, target.measured)
     return Question(
-        config, config.shape(vocabulary), dtype, rates, target.allowed, target.host, card.compute_capability,
+        config, resolved.shape, dtype, rates, target.allowed, target.host, card.compute_capability,
         card.l2_bytes,
     )  # fmt: skip
 

@@ -10,16 +10,18 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TextIO
 
+from onecard.config.dataset import data_facts
 from onecard.config.run import RunConfig
 from onecard.config.vocabulary import other_vocabulary
 from onecard.language import _, english
-from onecard.plan.answer import Answer, answer, check_horizon, prepared_vocabulary
+from onecard.plan.answer import Answer, answer, check_horizon
 from onecard.plan.depth import depths_to_json, find_depths, is_depth_question
 from onecard.plan.largest import USUAL_HOST_RAM, find_largest
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, Target, find_target
 from onecard.plan.options import Options, budget_seconds
-from onecard.terminal import columns
+from onecard.terminal import columns, say, show_json
+from onecard.terminal import console as careful_console
 
 _WEEK = 7 * 86400.0
 
@@ -41,7 +43,7 @@ def _plan(options: Options, config: RunConfig) -> int:
         config, options.gpu, host_ram, Figures(options.tflops, options.bandwidth, options.watts)
     )
     for note in _notes(config, options, target):
-        print(_("note: {text}").format(text=note), file=sys.stderr)
+        say(_("note: {text}").format(text=note))
     now = datetime.now()
     check_horizon(config)
     if options.as_ == "nanogpt":
@@ -54,7 +56,7 @@ def _plan(options: Options, config: RunConfig) -> int:
     if sizes:
         return _largest(found, options, now, host_is_assumed=assumed)
     if options.json:
-        print(json.dumps(found.to_json(), indent=1))
+        show_json(json.dumps(found.to_json(), indent=1))
     else:
         from onecard.plan.show import show
 
@@ -68,7 +70,7 @@ def _depths(config: RunConfig, found: Answer, options: Options, now: datetime) -
     figures = Figures(options.tflops, options.bandwidth, options.watts)
     depths = find_depths(config, options, find_target(config, options.gpu, ram, figures), now)
     if options.json:
-        print(json.dumps(found.to_json() | depths_to_json(depths), indent=1))
+        show_json(json.dumps(found.to_json() | depths_to_json(depths), indent=1))
     else:
         from onecard.plan.depth import show_depths
 
@@ -80,7 +82,7 @@ def _largest(found: Answer, options: Options, now: datetime, *, host_is_assumed:
     seconds = budget_seconds(options.by, now) if options.by is not None else _WEEK
     largest = find_largest(found, seconds, host_is_assumed=host_is_assumed)
     if options.json:
-        print(json.dumps(largest.to_json(found.host_to_json()), indent=1))
+        show_json(json.dumps(largest.to_json(found.host_to_json()), indent=1))
         return 0 if largest.largest else 1
     from onecard.plan.tables import show_largest
 
@@ -91,8 +93,11 @@ def _largest(found: Answer, options: Options, now: datetime, *, host_is_assumed:
 def _notes(config: RunConfig, options: Options, target: Target) -> list[str]:
     """What to know before the answer is read."""
     notes = list(config.notes)
-    if other := other_vocabulary(config, prepared_vocabulary(config)):
+    data = data_facts(config.dataset)
+    if other := other_vocabulary(config, data.vocabulary):
         notes.append(other)
+    if data.problem:
+        notes.append(data.problem)
     if options.watts is not None and not target.is_laptop:
         notes.append(
             _("--watts counts for energy and money alone: a card held to less power is slower than this")
@@ -111,15 +116,8 @@ def _notes(config: RunConfig, options: Options, target: Target) -> list[str]:
 
 
 def console() -> Any:
-    from rich.console import Console
-
-    class Patient(Console):
-        def on_broken_pipe(self) -> None:
-            """`| head`: rich would end the program with 1, which means that nothing fits."""
-            raise BrokenPipeError
-
     file: Any = sys.stdout if sys.stdout.isatty() else _Trimmed(sys.stdout)
-    return Patient(file=file, width=columns(of_a_pipe=160))
+    return careful_console(file, width=columns(of_a_pipe=160))
 
 
 class _Trimmed:

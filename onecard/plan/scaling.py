@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from onecard.arch.shapes import Shape
+from onecard.arch.shapes import GPT2_VOCABULARY, Shape
 from onecard.language import _
 from onecard.plan.amounts import count
 
@@ -60,7 +60,7 @@ PER_PARAMETER, FEWER, MORE = (10, 640), 0.5, 0.25
 # logarithm of the size, is 0.07 to 0.14 above the law; so the upper end grows by this per decade, it alone.
 NEXT_SIZE, HIGHER = 79e6, 0.3
 # What a model that has learned nothing pays for one of 50,257 tokens.
-NOTHING_LEARNED = math.log(50257)
+NOTHING_LEARNED = math.log(GPT2_VOCABULARY)
 
 # One token of nanochat (architecture and Muon) is worth this many of GPT-2 with AdamW. Measured at the loss
 # GPT-2 reaches after 64M tokens: 2.73 with equal parameters, 3.40 (2025), 3.44 (2026). Later is not measured:

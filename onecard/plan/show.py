@@ -9,13 +9,13 @@ import json
 from typing import TYPE_CHECKING
 
 from onecard.arch.shapes import PRETRAINED, Shape
-from onecard.config.vocabulary import OWN_TOKENS, data_dir
-from onecard.language import N_, _, number
-from onecard.plan.amounts import count, duration, energy, file_size, gib, price_text, speed
-from onecard.plan.answer import Answer, data_is_there, own_vocabulary, prepared_vocabulary
+from onecard.config.dataset import OWN_TOKENS, data_dir, data_facts
+from onecard.language import _, number
+from onecard.plan.amounts import count, duration, energy, file_size, price_text, speed
+from onecard.plan.answer import Answer
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE
 from onecard.plan.cost import Cost
-from onecard.plan.lines import GIB, Line
+from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.rates import Rates
 from onecard.plan.references import all_references
@@ -26,32 +26,17 @@ from onecard.terminal import print_parts
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
 # What a desktop with a browser takes of the card it is drawn by, in GiB.
 DESKTOP = 1.0
 NOTABLE = 0.03  # of the time: what is less is not worth a line
 _KNOWN_DEPTHS = (20, 32)  # nanochat's of October 2025, that people ask for by name
-_WIDTH = 60  # of the bar
-_COLOURS = ("cyan", "blue", "magenta", "yellow", "green", "red", "white", "bright_black")
-# Lines that belong together in the bar, by what their names begin with.
-_GROUPS = (
-    (N_("weights"), ("weights",)),
-    (N_("gradients"), ("gradients", "a matrix's gradient")),
-    (N_("optimizer"), ("optimizer", "Muon", "buffers streamed", "the update", "zeros")),
-    (
-        N_("activations"),
-        ("kept", "gradient", "a layer", "attention", "last hidden", "tokens", "rotary", "keys", "reading"),
-    ),
-    (N_("logits"), ("a chunk", "logits")),
-    (N_("libraries"), ("matmul", "a buffer", "allocator", "CUDA", "the CUDA")),
-)
 
 
 def show(answer: Answer, console: Console) -> None:
     from rich.text import Text
 
-    from onecard.plan.tables import show_comparison, show_memory, show_stages
+    from onecard.plan.tables import bar, show_comparison, show_memory, show_stages
 
     question, options = answer.question, answer.options
     show_verdict(answer, console)
@@ -171,12 +156,11 @@ def vocabulary_remark(question: Question) -> str:
     config = question.config
     # A nanochat's config has the vocabulary written into it by then.
     chosen = config.is_set("vocab_size") or config.init_from in PRETRAINED
-    if chosen or prepared_vocabulary(config) is not None:
+    data = data_facts(config.dataset)
+    if chosen or data.vocabulary is not None:
         return ""
     name, size = plain(config.dataset), question.shape.vocab_size
-    if own_vocabulary(config) is not None:
-        if data_is_there(config):  # nanoGPT's own, of the same text
-            return ""
+    if config.dataset in OWN_TOKENS and not data.is_there:
         tokenizer, size = OWN_TOKENS[name]
         text = _("data/{name} is not prepared yet: its vocabulary will be bytes, {n:,} tokens.")
         if tokenizer == "char":
@@ -396,50 +380,3 @@ def _disk_row(answer: Answer, choice: Choice) -> tuple[str, str]:
     text = _("{each} a checkpoint, up to {n} at once: {all}")
     whole = file_size(CHECKPOINTS_AT_ONCE * each)
     return _("disk"), text.format(each=file_size(each), n=CHECKPOINTS_AT_ONCE, all=whole)
-
-
-# --- the card as a strip ------------------------------------------------------------------------------
-
-
-def bar(choice: Choice, target: Target) -> tuple[Text, list[Text]]:
-    """The card as a strip, coloured by what fills it, and what the colours mean."""
-    from rich.text import Text
-
-    text, legend = Text(), []
-
-    def explain(mark: str, style: str, name: str, size: int) -> None:
-        legend.append(Text().append(f" {mark} ", style=style).append(f"{name} {gib(size)}"))
-
-    capacity = target.capacity
-    scale = max(capacity, choice.bill.process)
-    used = 0
-    for place, (name, members) in enumerate(grouped(choice.bill.all_lines())):
-        size = sum(line.bytes for line in members)
-        first, used = used, used + size
-        cells = round(used / scale * _WIDTH) - round(first / scale * _WIDTH)
-        colour = _COLOURS[place % len(_COLOURS)]
-        text.append("█" * cells, style=colour)
-        explain("■", colour, _(name), size)
-    over, others = choice.bill.process > target.allowed, capacity - target.allowed
-    if others > GIB / 20:
-        used += others
-        text.append("▒" * (min(_WIDTH, round(used / scale * _WIDTH)) - len(text)), style="bright_black")
-        explain("▒", "bright_black", _("for others"), others)
-    if over:
-        text.append(" " + _("over"), style="red")
-    else:
-        text.append("░" * (_WIDTH - len(text)), style="bright_black")
-        explain("░", "bright_black", _("free"), capacity - used)
-    return text, legend
-
-
-def grouped(lines: tuple[Line, ...]) -> list[tuple[str, list[Line]]]:
-    left = list(lines)
-    found = []
-    for name, beginnings in _GROUPS:
-        members = [line for line in left if line.name.startswith(beginnings)]
-        left = [line for line in left if line not in members]
-        if members:
-            found.append((name, members))
-    assert not left, f"no group for {left}"
-    return found

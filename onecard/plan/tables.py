@@ -10,7 +10,8 @@ from onecard.plan.amounts import count, duration, gib, kwh_cell
 from onecard.plan.answer import Answer, comparable
 from onecard.plan.bill import host_process
 from onecard.plan.largest import MOST_PASSES, USUAL_HOST_RAM, Candidate, Largest, Size, flags_of
-from onecard.plan.lines import GIB
+from onecard.plan.lines import GIB, Line
+from onecard.plan.machine import Target
 from onecard.plan.scaling import BITS
 from onecard.plan.search import Choice, kind
 from onecard.plan.show import NOTABLE, amount, little_to_spare, plain, shortage, speed_unknown
@@ -18,7 +19,22 @@ from onecard.terminal import Row, print_rows, terms_together
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
+_WIDTH = 60  # of the bar
+_COLOURS = ("cyan", "blue", "magenta", "yellow", "green", "red", "white", "bright_black")
+# Lines that belong together in the bar, by what their names begin with.
+_GROUPS = (
+    (N_("weights"), ("weights",)),
+    (N_("gradients"), ("gradients", "a matrix's gradient")),
+    (N_("optimizer"), ("optimizer", "Muon", "buffers streamed", "the update", "zeros")),
+    (
+        N_("activations"),
+        ("kept", "gradient", "a layer", "attention", "last hidden", "tokens", "rotary", "keys", "reading"),
+    ),
+    (N_("logits"), ("a chunk", "logits")),
+    (N_("libraries"), ("matmul", "a buffer", "allocator", "CUDA", "the CUDA")),
+)
 # Parts of names that search.py makes.
 _SETTINGS = (
     N_("exact"), N_("low-bit"), N_("recompute mlp"), N_("recompute block"), N_("nothing computed twice"),
@@ -67,6 +83,50 @@ def show_memory(choice: Choice, console: Console, *, formulas: bool) -> None:
     title = _("Predicted peak memory ({moment})").format(moment=_(bill.worst.name))
     console.print()
     print_rows(console, title, _("what"), ["GiB"], rows, _("formula") if formulas else "")
+
+
+def bar(choice: Choice, target: Target) -> tuple[Text, list[Text]]:
+    """The card as a strip, coloured by what fills it, and what the colours mean."""
+    from rich.text import Text
+
+    text, legend = Text(), []
+
+    def explain(mark: str, style: str, name: str, size: int) -> None:
+        legend.append(Text().append(f" {mark} ", style=style).append(f"{name} {gib(size)}"))
+
+    capacity = target.capacity
+    scale = max(capacity, choice.bill.process)
+    used = 0
+    for place, (name, members) in enumerate(grouped(choice.bill.all_lines())):
+        size = sum(line.bytes for line in members)
+        first, used = used, used + size
+        cells = round(used / scale * _WIDTH) - round(first / scale * _WIDTH)
+        colour = _COLOURS[place % len(_COLOURS)]
+        text.append("█" * cells, style=colour)
+        explain("■", colour, _(name), size)
+    over, others = choice.bill.process > target.allowed, capacity - target.allowed
+    if others > GIB / 20:
+        used += others
+        text.append("▒" * (min(_WIDTH, round(used / scale * _WIDTH)) - len(text)), style="bright_black")
+        explain("▒", "bright_black", _("for others"), others)
+    if over:
+        text.append(" " + _("over"), style="red")
+    else:
+        text.append("░" * (_WIDTH - len(text)), style="bright_black")
+        explain("░", "bright_black", _("free"), capacity - used)
+    return text, legend
+
+
+def grouped(lines: tuple[Line, ...]) -> list[tuple[str, list[Line]]]:
+    left = list(lines)
+    found = []
+    for name, beginnings in _GROUPS:
+        members = [line for line in left if line.name.startswith(beginnings)]
+        left = [line for line in left if line not in members]
+        if members:
+            found.append((name, members))
+    assert not left, f"no group for {left}"
+    return found
 
 
 def show_comparison(answer: Answer, console: Console) -> None:

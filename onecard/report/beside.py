@@ -5,19 +5,21 @@ Read without torch, and leniently: a file that is missing or damaged costs a fac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onecard.arch.shapes import SHAPES
-from onecard.config.knobs import from_values, knobs
+from onecard.arch.shapes import shape_from
+from onecard.config.dataset import data_facts
+from onecard.config.knobs import from_values, sound
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
+from onecard.files import load_json
 from onecard.language import _
 from onecard.report.logs import ONECARD, Log
 from onecard.run.directory import RunDirectory, read_json
+from onecard.run.stored import json_lines
 
 # Of a start's first line nothing follows; the second one shows the pace, if only just.
 _LINES_THAT_TELL = 2
@@ -45,7 +47,7 @@ class Beside:
         """What to say of a config.json that cannot be used; empty where it can, and where there is none."""
         path = self._directory.config_path
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = load_json(path)
             if isinstance(content, dict) and "schema" not in content:
                 return ""  # another program's, such as of Hugging Face: no concern of ours
             content = read_json(path)
@@ -77,10 +79,14 @@ class Beside:
             return {"flops_per_token": flops}
         if config is None or config.vocab_size is not None:
             return {}
-        from onecard.plan.answer import prepared_vocabulary  # all of planning comes with it
-
-        vocabulary = prepared_vocabulary(config)
+        vocabulary = data_facts(config.dataset).vocabulary
         return {"vocab_size": vocabulary} if vocabulary is not None else {}
+
+    def damaged_data(self, config: RunConfig | None) -> str:
+        """What to say where the vocabulary is that of data whose meta.json cannot be used."""
+        if config is None or config.vocab_size is not None or self._planned_flops() or self._saved_flops():
+            return ""
+        return data_facts(config.dataset).problem
 
     def since_last_start(self, log: Log) -> Log:
         """A run that goes on where it was stopped writes on as if nothing had been: only its events tell
@@ -109,17 +115,7 @@ class Beside:
         return began
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        try:
-            text = self._directory.events_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return
-        for line in text.splitlines():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # the line a crash cut short
-            if isinstance(event, dict):
-                yield event
+        return json_lines(self._directory.events_path)
 
     def _planned_flops(self) -> int | None:
         """By the plan of the last start, which is there before the first checkpoint is."""
@@ -142,7 +138,7 @@ class Beside:
         for path in self._directory.checkpoint_states():
             try:
                 state = read_json(path) or {}
-                return _believable(SHAPES[state["arch"]](**state["shape"]).flops_per_token)
+                return _believable(shape_from(state["arch"], state["shape"], path).flops_per_token)
             except _DAMAGE:
                 continue
         return None
@@ -157,23 +153,8 @@ def beside(source: str) -> Beside | None:
 
 
 def _sound(config: RunConfig) -> RunConfig:
-    """The config, if every value is one that its knob may have; ValueError or UserError otherwise.
-
-    from_values takes what stands in the file, and what is computed from it would fail far from here.
-    """
-    for knob in knobs(RunConfig):
-        value, limits = getattr(config, knob.name), knob.metadata
-        if value is None and knob.default is None:
-            continue
-        kind = limits["kind"]
-        kinds = {"bool": bool, "str": str, "float": int | float}.get(kind, int)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kind != "bool"):
-            raise ValueError(f"{knob.name} is of another kind")
-        if limits["choices"] and value not in limits["choices"]:
-            raise ValueError(f"{knob.name} is none of its choices")
-        least, most = (limits[end] for end in ("low", "high"))
-        if (least is not None and not value >= least) or (most is not None and not value <= most):
-            raise ValueError(f"{knob.name} is out of its range")  # NaN is in none
+    """The config, if every value is one that its knob may have; ValueError or UserError otherwise."""
+    sound(config)
     config.shape(config.vocab_size or 64)  # a shape refuses what it cannot be
     return config
 

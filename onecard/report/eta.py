@@ -82,35 +82,7 @@ def estimate(log: Log, known: Known) -> Eta:
     notes: list[str] = []
     steady = steady_steps(log, known)
     step_ms = step_range(steady.ms)
-    tokens_per_step = tokens_per_step_of(log, known, steady, notes)
-    flops_per_token = flops_per_token_of(log, known, notes)
-    by_log = flops_by_log(log, known.card, step_ms.mid)
-    if tokens_per_step and flops_per_token is None and by_log and log.format == NANOCHAT_2025:
-        # Without a head nothing but the log's own figures tell whether they count whole steps.
-        implied = by_log / (tokens_per_step / step_ms.mid * 1000)
-        if implied > LARGEST_FLOPS_PER_TOKEN:
-            notes[:] = [
-                _(
-                    "the log's tok/sec and its MFU together would be a model of {n:.0f}B parameters: its "
-                    "tok/sec is of one micro-batch, as nanochat's was until 2025-10-26"
-                ).format(n=implied / 6e9)
-            ]
-            tokens_per_step = None
-    tokens_per_s = tokens_per_step / step_ms.mid * 1000 if tokens_per_step else None
-    if tokens_per_s is None and flops_per_token and by_log:
-        tokens_per_s = by_log / flops_per_token
-    flops_per_s = by_log
-    if flops_per_token and tokens_per_s:
-        flops_per_s = flops_per_token * tokens_per_s
-        if by_log and (told := disagreement(flops_per_s, by_log, log)):
-            notes.append(told)
-    if tokens_per_s is None:
-        notes.append(
-            _(
-                "tokens/s need the tokens of an iteration: add --batch-size, --block-size and "
-                "--gradient-accumulation-steps, or --config FILE"
-            )
-        )
+    tokens_per_step, tokens_per_s, flops_per_s = _speed(log, known, steady, step_ms.mid, notes)
     last_step, steps_left = _horizon(log, known, tokens_per_step)
     count, evaluation = 0, Range(0.0, 0.0, 0.0)
     remaining: Range | None = None
@@ -146,6 +118,42 @@ def estimate(log: Log, known: Known) -> Eta:
         remaining_s=remaining,
         notes=tuple(notes),
     )
+
+
+def _speed(
+    log: Log, known: Known, steady: Steps, step_ms: float, notes: list[str]
+) -> tuple[int | None, float | None, float | None]:
+    """Tokens per step and per second, and FLOPs per second, as far as log and reader say them."""
+    tokens_per_step = tokens_per_step_of(log, known, steady, notes)
+    flops_per_token = flops_per_token_of(log, known, notes)
+    by_log = flops_by_log(log, known.card, step_ms)
+    if tokens_per_step and flops_per_token is None and by_log and log.format == NANOCHAT_2025:
+        # Without a head nothing but the log's own figures tell whether they count whole steps.
+        implied = by_log / (tokens_per_step / step_ms * 1000)
+        if implied > LARGEST_FLOPS_PER_TOKEN:
+            notes[:] = [
+                _(
+                    "the log's tok/sec and its MFU together would be a model of {n:.0f}B parameters: its "
+                    "tok/sec is of one micro-batch, as nanochat's was until 2025-10-26"
+                ).format(n=implied / 6e9)
+            ]
+            tokens_per_step = None
+    tokens_per_s = tokens_per_step / step_ms * 1000 if tokens_per_step else None
+    if tokens_per_s is None and flops_per_token and by_log:
+        tokens_per_s = by_log / flops_per_token
+    flops_per_s = by_log
+    if flops_per_token and tokens_per_s:
+        flops_per_s = flops_per_token * tokens_per_s
+        if by_log and (told := disagreement(flops_per_s, by_log, log)):
+            notes.append(told)
+    if tokens_per_s is None:
+        notes.append(
+            _(
+                "tokens/s need the tokens of an iteration: add --batch-size, --block-size and "
+                "--gradient-accumulation-steps, or --config FILE"
+            )
+        )
+    return tokens_per_step, tokens_per_s, flops_per_s
 
 
 # --- the time of a step -------------------------------------------------------------------------

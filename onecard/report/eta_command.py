@@ -15,6 +15,7 @@ from onecard.config.knobs import knobs, load_config
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
+from onecard.files import open_plain
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.language import _, english, ngettext, number
@@ -27,7 +28,7 @@ from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, O
 from onecard.report.mfu import percent
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import is_paused
-from onecard.terminal import columns, hanging
+from onecard.terminal import columns, hanging, say, show, show_json
 from onecard.train.pace import duration
 
 WIDTH = 100
@@ -75,15 +76,15 @@ def _eta(
         if known.config is None:
             config, damage = there.config(), there.damage()
             known, log = replace(known, config=config), there.facts_for(log, config)
+            damage = "; ".join(filter(None, (damage, there.damaged_data(config))))
     found = estimate(log, replace(known, card=card or _card_of(log, usual_gpu)))
     before = tuple(note for note in (_pause_of(source), damage) if note)
     found = replace(found, notes=(*before, *found.notes))
     now = datetime.now().astimezone()
     if as_json:
-        text = json.dumps(_strict(to_json(found, now)), indent=1, allow_nan=False)
+        show_json(json.dumps(_strict(to_json(found, now)), indent=1, allow_nan=False))
     else:
-        text = to_text(found, now)
-    sys.stdout.write(text + "\n")
+        show(to_text(found, now))
     return 0
 
 
@@ -91,13 +92,13 @@ def _content(source: str) -> bytes:
     """One byte more than a log may have is enough to refuse it."""
     if source == "-":
         if sys.stdin.isatty():
-            print(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"), file=sys.stderr)
+            say(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = Path(source)
-    if path.is_dir() and (path / "log.txt").is_file():
-        path = path / "log.txt"
+    of_a_run = path.is_dir() and (path / "log.txt").exists()
     try:
-        with path.open("rb") as file:
+        # A person may name a pipe, such as <(ssh HOST cat LOG); in a run's folder none belongs.
+        with open_plain(path / "log.txt") if of_a_run else path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(

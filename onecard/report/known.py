@@ -9,7 +9,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from onecard.arch.shapes import GPT2Shape
+from onecard.arch.shapes import GPT2_PADDED_VOCABULARY, GPT2Shape
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
@@ -92,7 +92,7 @@ def flops_per_token_of(log: Log, known: Known, notes: list[str]) -> float | None
         return float(printed)
     printed_count = log.facts.get("parameters")
     if known.config is not None:
-        vocab = known.config.vocab_size or log.facts.get("vocab_size") or 50_304
+        vocab = known.config.vocab_size or log.facts.get("vocab_size") or GPT2_PADDED_VOCABULARY
         shape = known.config.shape(vocab)
         count = shape.parameters - (shape.block_size * shape.n_embd if shape.arch == "gpt2" else 0)
         if not printed_count or abs(count / printed_count - 1) <= 0.02:
@@ -118,7 +118,7 @@ def _printed_shape(log: Log) -> GPT2Shape | None:
         return None
     usual = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024}
     sizes = {name: setting_of(log, Known(), name) or default for name, default in usual.items()}
-    vocab = setting_of(log, Known(), "vocab_size") or log.facts.get("vocab_size") or 50_304
+    vocab = setting_of(log, Known(), "vocab_size") or log.facts.get("vocab_size") or GPT2_PADDED_VOCABULARY
     bias = log.settings.get("bias", False) is True
     if any(size > 2**24 for size in (*sizes.values(), vocab)):
         return None

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from onecard.errors import UserError
-from onecard.files import file_sha256, flush_to_disk, write_json
+from onecard.files import file_sha256, flush_to_disk, remove_any, write_json
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE
 from onecard.run.stored import (
     MANIFEST_NAME,
@@ -30,7 +30,6 @@ from onecard.run.stored import (
     list_checkpoints,
     place_to_build,
     place_when_replaced,
-    remove_any,
     remove_checkpoint,
     sweep,
 )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from onecard.config.files import CHECKPOINT, COMMAND_LINE, Assignment, Value
-from onecard.config.knobs import from_values, knobs, load_config
+from onecard.config.knobs import from_values, knobs, load_config, sound
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock, load_json, write_json
@@ -40,6 +40,7 @@ from onecard.run.stored import (
     seal,
 )
 
+_DAMAGED = "the config is damaged"
 _LAST_SAVED = "its newest checkpoint"
 _NAMED = 6  # runs in a message
 _TRIES, _TRY_EVERY = 5, 0.05  # for the folder's lock; seconds
@@ -51,7 +52,8 @@ class RunDirectory:
             raise UserError(
                 f"{str(out_dir)!r} is no name of a folder", hint="name the run's folder: --out_dir=out"
             )
-        self.path = Path(out_dir)
+        # bash leaves the ~ of --out_dir=~/run as it is; nobody wants a folder of that name.
+        self.path = Path(os.path.expanduser(out_dir))  # noqa: PTH111 - a Path forgets the ./ of ./~
         self.config_path = self.path / "config.json"
         self.plan_path = self.path / "plan.json"
         self.metrics_path = self.path / "metrics.jsonl"
@@ -122,7 +124,9 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             lock = Path(f"/proc/self/fd/{self._claimed_by.fileno()}").readlink()
             if os.path.samestat(lock.stat(), os.fstat(self._claimed_by.fileno())):
-                return RunDirectory(lock.parent)
+                found = RunDirectory(lock.parent)
+                found._claimed_by = self._claimed_by
+                return found
         return None
 
     def refuse_lost_checkpoints(self) -> None:
@@ -191,6 +195,8 @@ class RunDirectory:
             found = None if content is None else _config_in(content)
         except UserError as error:
             content, found, damage = {}, None, error
+            if error.what == _DAMAGED:
+                damage = UserError(f"{self.config_path} is damaged", error.why, "move it away to go on")
         else:
             damage = UserError(f"{self.config_path} is damaged", hint="move it away to go on")
         if found is not None and content.get("seal") == seal(_sealed(content)):
@@ -332,9 +338,9 @@ def config_of(checkpoint: Checkpoint) -> RunConfig:
 
 def _config_in(content: dict[str, Any]) -> RunConfig:
     try:
-        return from_values(RunConfig, content["values"], content["set_by_user"])
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise UserError("the config is damaged", hint="move it away to go on") from None
+        return sound(from_values(RunConfig, content["values"], content["set_by_user"]))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(_DAMAGED, str(error)[:200], "move it away to go on") from None
 
 
 def _sealed(content: dict[str, Any]) -> dict[str, Any]:
@@ -355,7 +361,7 @@ def read_json(path: Path) -> Any:
             f"{path} cannot be read", str(error), "the file is damaged; move it away to go on"
         ) from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        found = content.get("schema") if isinstance(content, dict) else "missing"
+        found = str(content.get("schema"))[:20] if isinstance(content, dict) else "missing"
         raise UserError(
             f"{path} was not written by this version of onecard",
             f"its schema is {found}, this version reads {SCHEMA}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, Shape
+from onecard.arch.shapes import GPT2_VOCABULARY, GPT2Shape, Nanochat2026Shape, Shape
 from onecard.convert.huggingface import write_huggingface_folder
 from onecard.convert.nanogpt import NanoGPTCheckpoint, write_nanogpt_checkpoint
 from onecard.errors import UserError
@@ -46,7 +46,7 @@ def export_run(
     write_huggingface_folder(Path(target), weights.shape, weights.tensors, n_vocab=n_vocab, eot=eot)
     kind = "GPT-2" if isinstance(weights.shape, GPT2Shape) else "nanochat"
     told = f"{weights.description}, written to {target} as a Hugging Face {kind}"
-    if n_vocab == 50257:
+    if n_vocab == GPT2_VOCABULARY:
         return f"{told}; its tokenizer is AutoTokenizer.from_pretrained('gpt2')"
     return f"{told}; without a tokenizer, which transformers has not"
 

@@ -7,11 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from onecard.arch.shapes import PRETRAINED, GPT2Shape, Shape
+from onecard.arch.shapes import (
+    GPT2_PADDED_VOCABULARY,
+    GPT2_VOCABULARY,
+    PRETRAINED,
+    GPT2Shape,
+    Shape,
+    shape_from,
+)
+from onecard.config.dataset import data_dir
 from onecard.config.sample import SampleConfig
-from onecard.config.vocabulary import data_dir
 from onecard.convert.huggingface import pretrained_folder, read_huggingface_folder
 from onecard.convert.nanochat import is_nanochat_file, nanochat_steps, read_nanochat_checkpoint
 from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint
@@ -19,9 +27,10 @@ from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_t
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
 from onecard.model.decoder import Decoder
-from onecard.model.family import model_class, shape_from
+from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype, torch_dtype
 from onecard.run.directory import RunDirectory
+from onecard.run.state import NEEDED
 from onecard.run.stored import (
     Checkpoint,
     best_checkpoint,
@@ -32,7 +41,7 @@ from onecard.run.stored import (
 )
 
 # GPT-2's tokens, plain and padded to a multiple of 64.
-_GPT2_VOCABULARIES = (50257, 50304)
+_GPT2_VOCABULARIES = (GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY)
 
 
 @dataclass(frozen=True)
@@ -133,10 +142,15 @@ def checkpoint_of_run(
 
 
 def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
+    if missing := [name for name in NEEDED if name not in checkpoint.state]:
+        raise UserError(f"{checkpoint.path} is damaged", f"its state.json does not say: {', '.join(missing)}")
     shape = shape_from(checkpoint.state["arch"], checkpoint.state["shape"], checkpoint.path)
+    tensors = checkpoint.model_tensors()
+    with torch.device("meta"):  # before any memory is asked for
+        check_weights(model_class(shape)(shape), tensors)  # type: ignore[call-arg]
     return Weights(
         shape,
-        checkpoint.model_tensors(),
+        tensors,
         f"{checkpoint.path.parent.parent}, step {checkpoint.step:,}, {_millions(shape)}",
         dataset=checkpoint.state.get("dataset"),
         tokenizer_facts=checkpoint.state.get("tokenizer"),
@@ -223,7 +237,7 @@ def tokenizer_of(weights: Weights) -> Tokenizer:
             f"onecard prepare FILES --name NAME --train-tokenizer {weights.shape.vocab_size}\n"
             "onecard train --init_from=PATH --dataset=NAME (new tokens take their time to be learned)",
         )
-    if weights.shape.vocab_size < 50257:
+    if weights.shape.vocab_size < GPT2_VOCABULARY:
         raise UserError(
             f"the tokenizer of {weights.description} is not known",
             f"its vocabulary of {weights.shape.vocab_size} is not GPT-2's, and there is no "

@@ -22,9 +22,10 @@ from types import TracebackType
 from typing import Any
 
 from onecard.errors import UserError
-from onecard.files import flush_to_disk, lines_of
+from onecard.files import flush_to_disk, lines_of, open_plain
 from onecard.run.directory import RunDirectory
-from onecard.run.stored import SCHEMA
+from onecard.run.stored import SCHEMA, json_lines
+from onecard.terminal import visible
 
 _UNWRITTEN_BYTES = 16 * 2**20  # of lines at most, that wait for room on the disk
 # What says that a disk is full, not that it is gone.
@@ -59,11 +60,11 @@ class Recorder:
 
     def log(self, line: str) -> None:
         with self._told_once():
-            self._files[2].write(line + "\n")
+            self._files[2].write(visible(line) + "\n")
 
     def sample(self, step: int, text: str) -> None:
         with self._told_once():
-            (self._samples / f"step-{step:08d}.txt").write_text(text + "\n", encoding="utf-8")
+            (self._samples / f"step-{step:08d}.txt").write_text(visible(text) + "\n", encoding="utf-8")
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
@@ -125,12 +126,8 @@ def bits_per_byte_line(step: int, val_bpb: float) -> str:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines in order of step, superseded and half-written ones left out."""
     curves: dict[bool, dict[int, dict[str, Any]]] = {False: {}, True: {}}
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # the line a crash cut short
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
+    for line in json_lines(path):
+        if type(line.get("step")) is int:
             curve, step = curves["val_loss" in line], line["step"]
             # A step seen again means the run went back: what came after it no longer belongs to it.
             while curve and next(reversed(curve)) >= step:
@@ -199,6 +196,8 @@ def _metric_kind(line: bytes) -> tuple[str, int] | None:
 
 
 def _log_kind(line: bytes) -> tuple[str, int] | None:
+    if not line.endswith(b"\n"):
+        return _HALF, 0
     for kind, pattern in _LOGGED:
         if match := pattern.match(line):
             return kind, int(match[1])
@@ -248,7 +247,7 @@ class _Lines:
 
 
 def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1)
 

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from onecard.errors import UserError
-from onecard.files import AlreadyLockedError, exclusive_lock
+from onecard.files import AlreadyLockedError, exclusive_lock, parse_json, read_bounded
 from onecard.run.directory import RunDirectory
 
 _LOOK_EVERY = 0.05  # seconds: a look at the disk costs little, but not nothing
 _ASK_EVERY = 0.02  # a person, or a script, is waiting
 _ALIVE_EVERY = 0.5
 _PATIENCE, _WORTH_TELLING = 60.0, 0.5
+_MOST_SAID = 2**16  # bytes of a word between the two
 # Windows does not remove a file while another process reads it, which takes an instant.
 _REMOVALS, _REMOVE_EVERY = 5, 0.02
 
@@ -189,7 +190,7 @@ def _files(directory: RunDirectory) -> tuple[Path, Path, Path]:
 def _word(directory: RunDirectory) -> tuple[str, str]:
     """The job's state and what it says to it; empty where it has said nothing."""
     try:
-        said = json.loads(_text(_files(directory)[2]))
+        said = parse_json(_text(_files(directory)[2]))
         return str(said["state"]), str(said["text"])
     except (ValueError, KeyError, TypeError):
         return "", ""
@@ -243,7 +244,7 @@ def _until(true: Callable[[], bool], patience: float) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return read_bounded(path, _MOST_SAID).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 

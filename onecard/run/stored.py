@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onecard.errors import UserError
-from onecard.files import JSON_BYTES, file_sha256, lines_of, parse_json, read_bounded
+from onecard.files import JSON_BYTES, file_sha256, lines_of, parse_json, read_bounded, remove_any
+from onecard.run.state import is_count, problem_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +112,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     if missing := {MODEL_NAME, OPTIMIZER_NAME, STATE_NAME} - files.keys():
         raise _DamagedError(f"{MANIFEST_NAME} does not name {', '.join(sorted(missing))}")
     for name, facts in files.items():
-        sound = isinstance(facts, dict) and isinstance(facts.get("bytes"), int) and Path(name).name == name
+        sound = isinstance(facts, dict) and is_count(facts.get("bytes")) and Path(name).name == name
         if not sound or not isinstance(facts.get("sha256"), str):
             raise _DamagedError(f"{MANIFEST_NAME} cannot be read")
     return files
@@ -134,7 +134,9 @@ def _checked_state(path: Path, step: int, files: dict[str, Any]) -> dict[str, An
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
         raise _DamagedError(f"{STATE_NAME} was not written by this version of onecard")
     if state.get("step") != step:
-        raise _DamagedError(f"{STATE_NAME} is of step {state.get('step')!r}: the folder was renamed")
+        raise _DamagedError(f"{STATE_NAME} is of step {str(state.get('step'))[:20]}: the folder was renamed")
+    if wrong := problem_of(state):
+        raise _DamagedError(f"{STATE_NAME} says of {wrong} what cannot be")
     return state
 
 
@@ -263,15 +265,6 @@ def remove_checkpoint(path: Path) -> None:
     remove_any(trash)
 
 
-def remove_any(path: Path) -> None:
-    """A folder with all in it, or whatever else has this name; what cannot be removed stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
 def remains(folder: Path, events: Path) -> str:
     """What tells that a run without checkpoints once had some; empty where nothing does."""
     told = []
@@ -288,7 +281,7 @@ def _last_saved(events: Path) -> int | None:
     """The last step of which events.jsonl says that it was saved."""
     saved = None
     for event in json_lines(events):
-        if event.get("event") == "saved" and isinstance(event.get("step"), int):
+        if event.get("event") == "saved" and is_count(event.get("step")):
             saved = event["step"]
     return saved
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onecard.config.knobs import from_values
+from onecard.config.knobs import from_values, sound
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.optim.schedule import (
@@ -56,7 +56,10 @@ def _trained_with(values: Mapping[str, Any]) -> RunConfig | None:
     needed = {"learning_rate", "max_iters", "lr_decay_iters", "warmup_iters", "min_lr", "decay_lr"}
     if not all(isinstance(values.get(name), int | float) for name in needed):
         return None
-    return from_values(RunConfig, values, {})
+    try:
+        return sound(from_values(RunConfig, values, {}))
+    except (TypeError, ValueError) as error:
+        raise UserError("the config saved with the checkpoint is damaged", str(error)) from None
 
 
 def _refuse_a_new_run(config: RunConfig) -> None:
@@ -87,6 +90,11 @@ def continued(
     if config.extend is None:
         _look_at_the_rate(config, step, trained, notes)
         return config
+    if config.extend == "rewarm" and not config.extend_lr:
+        raise UserError(
+            "a rewarm needs the rate it goes up to",
+            hint=f"half the peak: {_flags(proposal(trained, step, rewarm=True, config=config))}",
+        )
     for earlier in (recorded, trained):
         if earlier is not None and earlier.extended and _is_the_same(config, earlier):
             config = dataclasses.replace(config, extended=earlier.extended)
@@ -99,9 +107,12 @@ def continued(
         begins, before = found
         last = shown_rate(max(begins - 1, 0), before)
         notes.append(
-            f"extended at step {begins:,} (--extend={config.extend}): the learning rate was {_sci(last)}, "
-            f"now {forecast(config)}"
+            f"extended at step {begins:,} (--extend={config.extend}): the learning rate was {_sci(last)} "
+            f"until there, then {forecast(config)}"
         )
+        if config.extend_lr is not None and config.extend_lr > _A_RISE * peak_rate(config):
+            times = f"{config.extend_lr / peak_rate(config):.2g} times"
+            notes.append(f"its peak is {times} the highest rate of the schedule, {_sci(peak_rate(config))}")
         if config.extend in ("stay", "decay") and last < _LEARNS_NOTHING * peak_rate(config):
             notes.append(
                 f"that is {_part(last, config)}, so hardly anything is learned; "

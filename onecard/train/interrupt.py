@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import signal
 import sys
 import time
@@ -105,6 +106,30 @@ class StopRequest:
         self.count += 1
         if self.count > 1 and not self._waiting:
             raise EndedAtOnce(number)
+
+
+@contextlib.contextmanager
+def nothing_to_save() -> Iterator[None]:
+    """SIGUSR1 while a run begins or has ended is answered, and ends nothing: whoever asks every hour cannot
+    know that a large checkpoint is being read."""
+    number = getattr(signal, _SAVE, None)
+    if number is None or signal.getsignal(number) != signal.SIG_DFL:
+        yield
+        return
+    try:
+        signal.signal(number, _say_nothing_to_save)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _say_nothing_to_save(number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(OSError):  # no print: it may have come in the middle of one
+        os.write(2, b"note: asked by SIGUSR1 to save: there is nothing to save now\n")
 
 
 @contextlib.contextmanager

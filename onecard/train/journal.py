@@ -15,6 +15,7 @@ import torch
 
 from onecard import __version__
 from onecard.arch.layout import Setting
+from onecard.config.dataset import data_dir
 from onecard.errors import UserError
 from onecard.generate.sample import sample_text
 from onecard.hardware.machine import peak_flops
@@ -71,7 +72,7 @@ class Journal:
         self.display.say(
             f"{run.began}\n"
             f"tokens per iteration will be: {config.tokens_per_step:,}; "
-            f"{len(run.sequences.tokens):,} training tokens in data/{config.dataset}; "
+            f"{len(run.sequences.tokens):,} training tokens in {data_dir(config.dataset)}; "
             f"{run.device}, {run.dtype}"
         )
         if run.device.startswith("cuda"):

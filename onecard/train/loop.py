@@ -16,6 +16,7 @@ from onecard.data.prefetch import Prefetcher
 from onecard.errors import first_line
 from onecard.hardware.machine import resolve_device
 from onecard.optim.schedule import rates, shown_rate
+from onecard.run.checkpoint import SaveError
 from onecard.run.pause import PauseRequest
 from onecard.train.evaluate import evaluate_both
 from onecard.train.evaluate_only import evaluate_only
@@ -84,7 +85,7 @@ class Training:
             raise  # what was computed since the last checkpoint is not worth keeping
         except Exception as error:
             lost = is_beyond_recovery(error)
-            if self.run.parked is not None or not lost:
+            if not isinstance(error, SaveError) and (self.run.parked is not None or not lost):
                 self._rescue(card_lost=lost)
             told = explained(error, self.run, self.saver.saved_step)
             if told is error:
@@ -107,6 +108,7 @@ class Training:
                     doing = "checkpoint"
                     self.saver.keep()
                     self._keep_step = -1
+                    self._watch()
                 if self._sample_step == step:
                     doing = "sampling"
                     self.journal.sample(step)
@@ -233,7 +235,8 @@ class Training:
             self.saver.write()
 
     def _watch(self) -> None:
-        """Is it the run's own data, and can what is learned still be kept? Asked with every log line."""
+        """Is it the run's own data, and can what is learned still be kept? Asked with every log line
+        and checkpoint."""
         self.run.identity.check()
         if why := self.saver.why_lost():
             self.pause.ended()

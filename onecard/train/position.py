@@ -7,19 +7,22 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from onecard.config.dataset import data_dir
 from onecard.config.run import RunConfig
-from onecard.config.vocabulary import data_dir
 from onecard.convert.nanogpt import NanoGPTCheckpoint
 from onecard.data.batches import DataState, Sequences
 from onecard.data.bins import TokenFile
 from onecard.data.identity import Mark
 from onecard.errors import UserError
+from onecard.run.directory import config_of
+from onecard.run.state import is_count, is_number_or_none
 from onecard.run.stored import Checkpoint
 from onecard.train.evaluate import Evaluation
 
 # How far a loss has to be above its best for it to be called risen: in nats, and as a part of it. Spikes and
 # re-warmed rates stay below that for long; a run that has broken down is at 2 to 50 times its best.
 _RISE, _RISE_SHARE = 0.5, 0.25
+_WRITTEN = ("<u2", "<u4", "<i8")  # how the tokens of a mark may have been
 
 
 @dataclass
@@ -69,7 +72,34 @@ class Position:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Position:
+        names = {field.name: field for field in dataclasses.fields(cls)}
+        wrong = [name for name in values if name not in names]
+        wrong += [name for name in ("step", "data") if name not in values]
+        wrong += [name for name in values if name in names and not _is_possible(name, values[name])]
+        if wrong:
+            raise UserError(
+                "the saved position is damaged", f"it says of {', '.join(wrong[:4])[:80]} what cannot be"
+            )
         return cls(**{**values, "data": DataState.from_json(values["data"])})
+
+
+def _is_possible(name: str, value: Any) -> bool:
+    if name in ("data", "eval_lengths", "data_mark", "val_mark"):
+        if not isinstance(value, dict):
+            return False
+        if name == "eval_lengths":
+            return all(map(is_count, value.values()))
+        return name == "data" or not value or _is_mark(value)
+    if name in ("step", "evaluated_step", "best_train_step"):
+        return is_count(value, least=0 if name == "step" else -1)
+    if name == "eval_batch":
+        return value is None or is_count(value, least=1)
+    return is_number_or_none(value) and (name != "seconds" or value is not None)
+
+
+def _is_mark(mark: dict[str, Any]) -> bool:
+    written = mark.get("as", "<i8")
+    return is_count(mark.get("tokens")) and isinstance(mark.get("sha256"), str) and written in _WRITTEN
 
 
 def first_position(sequences: Sequences) -> Position:
@@ -81,22 +111,22 @@ def position_of_checkpoint(
 ) -> Position:
     """Where the checkpoint stands in the data, or at its beginning where the data is now another."""
     position = Position.from_json(checkpoint.state["position"])
-    before = checkpoint.state["config"]
-    if before["dataset"] != config.dataset:
-        there, here = data_dir(before["dataset"]), data_dir(config.dataset)
+    before = config_of(checkpoint)
+    if before.dataset != config.dataset:
+        there, here = data_dir(before.dataset), data_dir(config.dataset)
         notes.append(f"the run was on {there}; it begins {here} from the start")
         position.data_mark, position.val_mark = {}, {}
         position.eval_batch = None
     else:
         _refuse_shorter_data(position, config, tokens)
-        if before["block_size"] == config.block_size and before["seed"] == config.seed:
+        if before.block_size == config.block_size and before.seed == config.seed:
             return position
         notes.append("with another block_size or seed the data begins anew, in another order")
     # What was measured so far was measured on something else.
     position.best_val_loss, position.evaluated_step = None, -1
     position.train_loss, position.best_train_loss, position.best_train_step = None, None, -1
     position.first_val_loss, position.first_val_bpb = None, None
-    done = position.data.sequences * before["block_size"] // config.block_size
+    done = position.data.sequences * before.block_size // config.block_size
     position.data = dataclasses.replace(sequences.start(), sequences=done)
     return position
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from onecard import terminal
 from onecard.run.metrics import evaluation_line, iteration_line
 from onecard.train.pace import duration
 
@@ -95,7 +96,7 @@ class PlainDisplay:
         self._last_line = time.monotonic()
         # `train 2>&1 | head`: nobody reads any more, and the run goes on; log.txt has it all.
         with contextlib.suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
+            terminal.say(text)
 
     def logged(self, status: Status, step: int, seconds: float) -> None:
         assert status.loss is not None
@@ -128,11 +129,10 @@ class TerminalDisplay:
     REDRAW_SECONDS = 0.1
 
     def __init__(self, status: Status) -> None:
-        from rich.console import Console
         from rich.live import Live
 
         self._status = status
-        self._console = Console(stderr=True, highlight=False)
+        self._console = terminal.console(sys.stderr, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._inside = ""
         self._last_drawn = 0.0

@@ -53,6 +53,9 @@ class Saver:
         run.identity.check(wait=True)  # what was learned from other data takes no checkpoint's place
         marks = run.identity.marks()
         run.position.data_mark, run.position.val_mark = marks["train"], marks["val"]
+        if why := run.directory.why_lost():  # what has its name now may be another run's
+            what = f"the checkpoint of step {step} could not be written to {run.directory.checkpoints}"
+            raise SaveError(what, why, "", errno.ENOENT)
         evaluated = self.evaluated
         state = {
             "position": run.position.to_json(),
@@ -101,14 +104,18 @@ class Saver:
             self.journal.save_failed(step, error)
 
     def last(self) -> None:
-        """The save at the end. It is worth waiting for: a signal ends that, and what is not saved is lost."""
+        """The save at the end. Room is worth waiting for: a signal ends that, and what is not saved is lost.
+        A folder that is gone does not come back."""
         told, waited, known = -_TELL_EVERY, 0.0, self._stop.count
         while not self.is_saved:
             try:
                 patiently(self.write, self.run, self.journal)
             except SaveError as error:
-                if self.run.config.fallback_dir is not None:
-                    self.move(error.why.partition(";")[0])
+                why = self.run.directory.why_lost()
+                if not why and (error.errno not in _FULL or self.run.config.fallback_dir is not None):
+                    why = error.why.partition(";")[0]
+                if why:
+                    self.move(why)
                     continue
                 if waited - told >= _TELL_EVERY:
                     told = waited

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
@@ -82,7 +81,7 @@ def refuse_folders(config: RunConfig, directory: RunDirectory) -> None:
     refuse_foreign_folder(directory.path)
     if config.fallback_dir is None:
         return
-    fallback, out = RunDirectory(config.fallback_dir), Path(config.out_dir).resolve()
+    fallback, out = RunDirectory(config.fallback_dir), directory.path.resolve()
     refuse_foreign_folder(fallback.path)
     if fallback.holds_run():
         raise UserError(

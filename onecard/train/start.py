@@ -9,13 +9,16 @@ from pathlib import Path
 
 import torch
 
-from onecard.arch.shapes import GPT2Shape, Shape
+from onecard.arch.shapes import GPT2_VOCABULARY, GPT2Shape, Shape
+from onecard.config.dataset import data_dir, data_facts
 from onecard.config.files import CHECKPOINT
+from onecard.config.resolve import vocabulary_of, with_vocabulary
 from onecard.config.run import RunConfig
-from onecard.config.vocabulary import data_dir, embedding_rows, other_vocabulary, wanted_data
+from onecard.config.vocabulary import other_vocabulary, wanted_data
 from onecard.data.batches import FixedBlocks, Sequences, fixed_blocks
-from onecard.data.bins import TokenFile, open_split, read_meta
+from onecard.data.bins import TokenFile, open_split
 from onecard.data.identity import Identity
+from onecard.data.meta import read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
@@ -36,8 +39,6 @@ from onecard.train.position import Position, first_position, position_of_checkpo
 from onecard.train.source import OF_THE_SHAPE, Source, find_source, refuse_folders
 from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
-
-GPT2_PADDED_VOCAB = 50304
 
 
 @dataclass
@@ -108,10 +109,8 @@ def open_run(config: RunConfig) -> Run:
     asked, wanted = config, wanted_data(config)
     if source is not None:
         config = _of_its_architecture(config, source.weights.shape, notes)
-    elif config.arch == "nanochat" and config.vocab_size is None:
-        # The horizon counts parameters, and with them the vocabulary there is.
-        vocabulary = _vocabulary(data_dir(config.dataset))
-        config = dataclasses.replace(config.without_schedule_notes(), vocab_size=vocabulary).resolved()
+    else:
+        config = with_vocabulary(config, vocabulary_of(config, data_facts(config.dataset)))
     notes[:0] = config.notes
     if source is not None and not config.is_set("block_size"):
         longest = min(config.block_size, source.weights.shape.block_size)
@@ -197,8 +196,7 @@ def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> R
 
 def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
     if source is None:
-        vocab_size = config.vocab_size or _vocabulary(data_dir(config.dataset))
-        made: Shape = config.shape(vocab_size)
+        made: Shape = config.shape(vocabulary_of(config, data_facts(config.dataset)))
         return made
     shape = source.weights.shape
     # As in nanoGPT, the checkpoint decides the architecture; what the user asked for instead is told.
@@ -225,13 +223,6 @@ def _fresh_model(shape: Shape, config: RunConfig) -> Decoder:
     """A large one that learns in bf16 is not first held in fp32."""
     matrices = torch.bfloat16 if config.master_weights == "bf16" else torch.float32
     return model_class(shape).initialised(shape, config.seed, matrices)
-
-
-def _vocabulary(folder: Path) -> int:
-    tokenizer = load_tokenizer(folder)
-    if tokenizer is None:
-        return GPT2_PADDED_VOCAB
-    return embedding_rows(tokenizer.name, tokenizer.n_vocab)
 
 
 def _model_from(source: Source, shape: Shape) -> Decoder:
@@ -327,7 +318,7 @@ def _evaluation_sets(
 
 def _assumed_tokenizer(folder: Path, shape: Shape, config: RunConfig, notes: list[str]) -> Tokenizer | None:
     """For samples: a bin that names no tokenizer is GPT-2's, as nanoGPT assumes."""
-    if config.sample_tokens and read_meta(folder) is None and shape.vocab_size >= 50257:
+    if config.sample_tokens and read_meta(folder) is None and shape.vocab_size >= GPT2_VOCABULARY:
         try:
             return make_tokenizer("gpt2")
         except UserError as error:

@@ -128,10 +128,10 @@ class Summary:
         if now is None or best is None or now <= best + _WORTH_TELLING:
             return []
         newest = "" if self._run.config.always_save_checkpoint else " (sample takes the best checkpoint)"
-        return [
-            f"the validation loss was {best:.4f} at its best and is {now:.4f} now: "
-            f"more steps on this text only memorise it{newest}"
-        ]
+        # What is no better known than other text ever was has not been memorised: noise, or a high rate.
+        memorised = values["train_loss"] < best - _WORTH_TELLING
+        why = ": more steps on this text only memorise it" if memorised else ""
+        return [f"the validation loss was {best:.4f} at its best and is {now:.4f} now{why}{newest}"]
 
     def _further(self) -> str:
         """Twice as long as it was to be, or is, at a rate that still teaches it something."""

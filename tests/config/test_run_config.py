@@ -435,7 +435,14 @@ def test_the_three_dtypes_are_taken(dtype: str) -> None:
     assert train(f"--dtype={dtype}").dtype == dtype
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("bf16", "bfloat16"), ("float", "float32"), ("fp8", None)])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("bf16", "bfloat16"), ("fp16", "float16"), ("half", "float16"), ("FP32", "float32")]
+)
+def test_dtypes_may_be_written_short(typed: str, meant: str) -> None:
+    assert train(f"--dtype={typed}").dtype == meant
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("blfoat16", "bfloat16"), ("fp8", None)])
 def test_another_dtype_is_answered_with_the_choices(typed: str, meant: str | None) -> None:
     error = refusal(f"--dtype={typed}")
     assert error.what == f"dtype cannot be '{typed}' (command line)"
@@ -690,7 +697,7 @@ def assert_same(config: Config, values: dict[str, Any]) -> None:
 
 def test_a_rewarm_and_its_peak_come_together() -> None:
     assert load_config(RunConfig, ["--extend=rewarm", "--extend_lr=3e-4"]).extend_lr == 3e-4
-    for words in (["--extend=rewarm"], ["--extend=rewarm", "--extend_lr=0"], ["--extend_lr=3e-4"]):
+    for words in (["--extend=stay", "--extend_lr=3e-4"], ["--extend_lr=3e-4"]):
         with pytest.raises(UserError) as refused:
             load_config(RunConfig, words)
         assert "--extend=rewarm --extend_lr=" in refused.value.hint

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -341,6 +343,28 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert (config["n_positions"], config["n_ctx"], config["vocab_size"]) == (12, 12, 37)
     assert config["eos_token_id"] is None and config["torch_dtype"] == "float32"
     assert transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours").config.eos_token_id is None
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_umask_says_who_may_read_what_is_written(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_huggingface_folder(tmp_path / "ours", SHAPE, random_tensors(SHAPE), n_vocab=37, eot=None)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "ours").iterdir()}
+    assert modes == dict.fromkeys(["config.json", "generation_config.json", "model.safetensors"], mode)
+    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == 0o777 & ~umask
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    leftover = tmp_path / f".ours.{ended.pid}-0a1b2c3d.tmp"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    write_huggingface_folder(tmp_path / "ours", SHAPE, random_tensors(SHAPE), n_vocab=37, eot=None)
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
 def test_writing_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

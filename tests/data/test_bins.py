@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onecard.data.bins import SHARD_MAGIC, TokenFile, datasets_in, open_split
+from onecard.data.bins import TokenFile, open_split
+from onecard.data.meta import datasets_in
+from onecard.data.shards import SHARD_MAGIC
 from onecard.errors import UserError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onecard.config.vocabulary import OWN_TOKENS
+from onecard.config.dataset import OWN_TOKENS
 from onecard.data import tokenizer
 from onecard.data.hub import catalogue
 from onecard.data.hub.catalogue import NAMES, lookup

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onecard.data.bins import SHARD_HEADER_BYTES, SHARD_MAGIC
 from onecard.data.check import claims as check_meta
 from onecard.data.check import survey
 from onecard.data.check.report import CheckReport, check
 from onecard.data.check.survey import TokenRow
-from onecard.data.check.text import token_text, visible
+from onecard.data.check.text import token_text
 from onecard.data.prepare.command import prepare
+from onecard.data.shards import SHARD_HEADER_BYTES, SHARD_MAGIC
 from onecard.data.tokenizer import ByteTokenizer, make_tokenizer
 from onecard.errors import UserError
 
@@ -323,10 +323,6 @@ def test_samples_are_drawn_by_seed_and_are_whole_beginnings(tmp_path: Path) -> N
         assert tokens_of(folder, "train")[sample["position"]] == ord("T")
     assert len(look(folder, samples=99).splits["train"].samples) == 50
     assert look(folder, samples=0).splits["train"].samples == []
-
-
-def test_control_characters_are_made_visible() -> None:
-    assert visible("a\tb\r\n\x1b[31m\u202eä\u200b\xa0 \\") == "a\\tb\\r\n\\x1b[31m\\u202eä\\u200b\\xa0 \\"
 
 
 def test_a_part_of_a_character_is_shown_as_bytes() -> None:

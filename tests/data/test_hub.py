@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import random
@@ -702,3 +703,31 @@ def test_a_text_with_the_network_switched_off(
     with pytest.raises(UserError, match="shakespeare is not on this machine") as caught:
         fetch_text(text, patience=QUICK)
     assert "--name shakespeare" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"[" * 100_000, b"[" + b"[]," * 1_100_000 + b"0]", b" " * (17 * 2**20) + b"{}", b"\xff\xfe", b"null",
+        b'[{"type": "file", "path": "data/train-1.parquet", "size": "3"}]',
+        b'[{"type": "file", "path": "data/train-1.parquet", "size": -1}]',
+        b'[{"type": "file", "path": "data/train-1.parquet", "size": 1e999}]',
+        b'[{"type": "file", "path": "data/train-1.parquet", "size": 3, "lfs": [1]}]',
+        b'[{"type": "file", "path": ["data/train-1.parquet"], "size": 3}]',
+        b'{"a": 1, "a": 2}', b"[]", b"[3]",
+    ],
+)  # fmt: skip
+def test_an_answer_that_no_hub_gives(hub: HubServer, answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = transfer._open
+
+    def opened(url: str, *rest: Any) -> Any:
+        found = plain(url, *rest)
+        if "/tree/" in url:
+            found.fp = io.BytesIO(answer)
+            found.length, found.chunked = len(answer), False
+        return found
+
+    monkeypatch.setattr(transfer, "_open", opened)
+    with pytest.raises(UserError, match=r"cannot reach|no files") as raised:
+        list_files(lookup("tinystories"), patience=QUICK)
+    assert len(str(raised.value)) < 1000

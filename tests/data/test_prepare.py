@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -400,6 +401,98 @@ def test_wrong_use(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             run(*inputs, root=tmp_path, **options)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../x", "begins with a dot"), ("/x", "holds '/'"), ("a/../b", "holds '/'"), ("", "is empty"),
+        (" ", "is empty"), ("a\nb", "holds '\\\\n'"), ("\x1b[2J", "holds '\\\\x1b'"),
+        ("x ", "ends with a space"), ("ab.", "ends with a dot"),
+        ("ñ" * 101, "is too long"), ("..", "begins with a dot"),
+    ],
+)  # fmt: skip
+def test_names_that_are_no_folders(tmp_path: Path, name: str, why: str) -> None:
+    corpus = make_corpus(tmp_path / "c", 3)
+    with pytest.raises(UserError, match="cannot be the name") as caught:
+        run(corpus, root=tmp_path, name=name)
+    assert re.search(why, caught.value.why) and "--name NAME" in caught.value.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_file_with_an_odd_name_is_prepared_under_another(tmp_path: Path) -> None:
+    odd = tmp_path / "a\nb\x1b[31m.txt"
+    odd.write_text("text " * 100)
+    with pytest.raises(UserError, match="cannot be the name"):
+        run(odd, root=tmp_path)
+    facts = run(odd, root=tmp_path, name="b")
+    assert facts.meta["sources"][0]["name"] == odd.name
+
+
+@pytest.mark.parametrize("given", ["", "  ", "a\0b"])
+def test_an_empty_name_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    make_corpus(tmp_path / "c", 3)
+    monkeypatch.chdir(tmp_path / "c")
+    with pytest.raises(UserError, match="is no name of a file or folder"):
+        run(given, root=tmp_path, name="x")
+
+
+@pytest.mark.parametrize("root", ["", " ", "a\nb", "a\0b", "file", "file/below"])
+def test_roots_that_are_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    corpus = make_corpus(tmp_path / "c", 3)
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"is no name of a folder|cannot be a folder") as caught:
+        prepare.prepare([str(corpus)], out_root=root, progress=False)
+    assert "--out-root data" in caught.value.hint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "file"]
+
+
+def test_what_unpacks_without_end_is_taken_with_a_bound(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    corpus = make_corpus(tmp_path / "c", 50)
+    (corpus / "a.txt").write_text("a larger text\n" * 20_000)
+    same = pa.array(["a text " * 5000]).dictionary_encode().take(pa.array([0] * 20_000))
+    pq.write_table(pa.table({"text": same}), corpus / "z.parquet", row_group_size=10**9)
+    with pytest.raises(UserError, match=r"z\.parquet unpacks to") as caught:
+        run(corpus, root=tmp_path)
+    # What came before it is there, and nothing of it.
+    assert "tokens from before it are kept" in caught.value.why
+    facts = run(corpus, root=tmp_path, tokens=1_000_000)
+    assert facts.meta["splits"]["train"]["tokens"] < 1_100_000 and not facts.already
+
+
+def test_copies_of_one_document_do_not_go_on_beyond_the_tokens_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is ever held out; what is written until that is known is little."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    same = pa.array(["the same " * 50]).dictionary_encode().take(pa.array([0] * 300_000))
+    pq.write_table(pa.table({"text": same}), tmp_path / "a.parquet", row_group_size=10**9)
+    written = list[int]()
+    append = writer.DatasetWriter.append
+
+    def counted(self: writer.DatasetWriter, *given: Any) -> None:
+        append(self, *given)
+        written.append(self.tokens("train"))
+
+    monkeypatch.setattr(writer.DatasetWriter, "append", counted)
+    with pytest.raises(UserError, match="more than one document"):
+        run(tmp_path / "a.parquet", root=tmp_path, tokens=100_000)
+    assert 100_000 <= max(written) < 10_000_000
+
+
+def test_copies_of_two_documents_end_with_the_tokens_wanted(tmp_path: Path) -> None:
+    """Both are above the threshold of those held out: the lower one is, then."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    two = pa.array(["the same " * 50, "another"]).dictionary_encode().take(pa.array([0, 1] * 150_000))
+    pq.write_table(pa.table({"text": two}), tmp_path / "a.parquet", row_group_size=10**9)
+    facts = run(tmp_path / "a.parquet", root=tmp_path, tokens=100_000, val_fraction=0.01)
+    splits = facts.meta["splits"]
+    assert 100_000 <= splits["train"]["tokens"] < 101_000
+    assert 0 < splits["val"]["tokens"] < 6_000_000  # all copies of one
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -256,6 +258,69 @@ def test_batches_stay_small_whatever_a_file_hides(tmp_path: Path) -> None:
     short = tmp_path / "b.jsonl"
     short.write_text('{"text": "a"}\n' * 50_000)
     assert max(len(batch.texts) for batch in batches_of(short)) <= reading.MOST_TEXTS
+
+
+# What a process of its own needs at most to read a file, in MB beyond what importing needs.
+_READ = """
+import resource, sys
+from pathlib import Path
+import pyarrow.parquet
+from onecard.data.prepare.origin import LocalFiles
+from onecard.data.prepare.reading import Place
+from onecard.data.prepare.sources import Tally, find_sources
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+files, before, read = find_sources(sys.argv[1:], Tally()), peak(), 0
+try:
+    for batch in LocalFiles(files).read("text", Place(), Path()):
+        read += batch.n_bytes
+except Exception as error:
+    print(error)
+print(read, peak() - before)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["dictionary", "DELTA_BYTE_ARRAY", "claimed", "rows"])
+def test_parquet_that_stands_for_gigabytes_is_stopped_in_bounded_memory(
+    tmp_path: Path, encoding: str
+) -> None:
+    """Less than a hundred kilobytes each: one text in every row, a page that unpacks, rows without end."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    if encoding == "rows":
+        column = pa.nulls(40_000_000, pa.string())
+    elif encoding == "dictionary":
+        column = pa.array(["x" * 2**20]).dictionary_encode().take(pa.array([0] * 3000))
+    else:
+        column = pa.array(["x" * 2**20] * 300)
+    path, table = tmp_path / "a.parquet", pa.table({"text": column})
+    if encoding in ("claimed", "DELTA_BYTE_ARRAY"):
+        how = {"text": "PLAIN" if encoding == "claimed" else encoding}
+        pq.write_table(table, path, compression="zstd", use_dictionary=False, column_encoding=how)
+    else:
+        # Without Arrow's own schema, which would say that it is a dictionary.
+        pq.write_table(table, path, compression="zstd", row_group_size=10**9, store_schema=False)
+    assert path.stat().st_size < 100_000
+    del table, column
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True, timeout=100
+    )
+    *error, figures = done.stdout.splitlines()
+    read, megabytes = map(int, figures.split())
+    assert "a.parquet unpacks to" in error[0]
+    assert read < 300 * 10**6
+    assert read == 0 or encoding in ("dictionary", "DELTA_BYTE_ARRAY")  # else it is known without reading
+    assert megabytes < 450
+
+
+def test_how_long_a_repeated_text_may_be_is_read_from_the_file(tmp_path: Path) -> None:
+    """Rows of a batch are so few that Arrow can spell them out; ordinary text comes a batch at a time."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    long = write_parquet(tmp_path / "a.parquet", {"text": ["x" * 10**6] * 200})
+    short = write_parquet(tmp_path / "b.parquet", {"text": [f"text {n} " * 100 for n in range(5000)]})
+    for path, least, most in ((long, 1, 70), (short, 500, 5000)):
+        with pq.ParquetFile(path) as table:
+            size = parquet._column_bytes(table, "text")
+            assert least <= parquet._rows_per_batch(table, path, "text", size) <= most
+    assert len(texts_of(long)) == 200 and len(texts_of(short)) == 5000
 
 
 def test_what_is_about_the_data_is_not_in_it(tmp_path: Path) -> None:

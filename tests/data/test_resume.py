@@ -22,7 +22,9 @@ from onecard.data.batches import Sequences
 from onecard.data.bins import open_split
 from onecard.data.prepare import pipeline, reading, writer
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.origin import LocalFiles
 from onecard.data.prepare.outcome import PreparedFacts, summary
+from onecard.data.prepare.reading import Place
 from onecard.data.tokenizer import ByteTokenizer
 from onecard.errors import UserError
 
@@ -429,10 +431,43 @@ def test_a_full_disk_is_noticed_between_two_writes(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", filling)
-        with pytest.raises(UserError, match="disk is full"):
+        with pytest.raises(UserError, match="disk is nearly full"):
             run(corpus, root=tmp_path)
     run(corpus, root=tmp_path)
     assert_same(tmp_path / "data" / "corpus", expected)
+
+
+def test_the_last_of_a_disk_is_left_alone_and_what_is_there_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_steps: None
+) -> None:
+    """A disk of 70 MB where each byte of the bins takes 4 KB. No commit is due by time."""
+    import shutil
+
+    corpus = make_corpus(tmp_path / "corpus")
+    expected = outputs(run(corpus, root=tmp_path / "calm").folder)
+    folder, real = tmp_path / "data" / "corpus", shutil.disk_usage
+    free = list[int]()
+
+    def filling(path: Any) -> Any:
+        written = sum(file.stat().st_size for file in folder.glob("*.partial"))
+        free.append(70 * 10**6 - 4096 * written)
+        return real(path)._replace(free=free[-1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "COMMIT_SECONDS", 1000.0)
+        patch.setattr(shutil, "disk_usage", filling)
+        with pytest.raises(UserError, match="disk is nearly full") as caught:
+            run(corpus, root=tmp_path)
+    assert 0 < free[-1] < 2**25
+    tokens = json.loads((folder / ".prepare.json").read_text())["meta"]["tokens"]
+    assert tokens > 5000 and f"the {tokens:,} tokens so far are kept" in caught.value.what
+    assert "run the same command again" in caught.value.hint
+    read = list[Place]()
+    origin_read = LocalFiles.read
+    monkeypatch.setattr(LocalFiles, "read", lambda *given: (read.append(given[2]), origin_read(*given))[1])
+    run(corpus, root=tmp_path)
+    assert read[0] > Place()  # it went on
+    assert_same(folder, expected)
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="Linux's")

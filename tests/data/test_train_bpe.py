@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from onecard.data import train_bpe as module
 from onecard.data.texts import Texts
-from onecard.data.tokenizer import from_facts
+from onecard.data.tokenizer import EOT_TEXT, from_facts
 from onecard.data.train_bpe import SPECIALS, TrainedBpe, train_bpe
 from onecard.errors import UserError
 
@@ -190,6 +191,17 @@ def damages(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield facts | {"merges": bad, "hash": module._hash(bad, facts["pattern"], facts["specials"])}
     for specials in ([], ["x"], [1], ["<|endoftext|>"] * 2):
         yield facts | {"specials": specials, "hash": module._hash(merges, facts["pattern"], specials)}
+    hostile = ("", "x" * 129, "x" * 10**6, "a", "the"[:1] + "\ud800")
+    for specials in (*([EOT_TEXT, text] for text in hostile), [EOT_TEXT, *map(str, range(100, 10_000))]):
+        with contextlib.suppress(UnicodeError):
+            yield facts | {"specials": specials, "hash": module._hash(merges, facts["pattern"], specials)}
+    for name, value in (("n_vocab", -1), ("n_vocab", True), ("n_vocab", 10**30), ("eot", -1), ("eot", 0)):
+        yield facts | {name: value}
+    far_too_many = "A" * (8 * 2**17 + 8)
+    yield facts | {
+        "merges": far_too_many,
+        "hash": module._hash(far_too_many, facts["pattern"], facts["specials"]),
+    }
     same_token_twice = module._packed(np.array([[97, 97], [97, 97]]))
     enormous_tokens = module._packed(np.array([[255 + n, 255 + n] for n in range(60)]))
     for bad in (same_token_twice, enormous_tokens):

@@ -169,7 +169,7 @@ def test_a_terminal_does_not_obey_the_model_but_a_pipe_gets_every_byte(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     sample_command(config)
-    assert terminal.getvalue().startswith("a\ufffd[2Jok\n\ufffd")
+    assert terminal.getvalue().startswith("a\\x1b[2Jok\n\\x9b")
 
 
 def test_an_output_encoding_without_the_character(

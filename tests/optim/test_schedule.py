@@ -142,6 +142,10 @@ def test_staying_keeps_momentum_and_weight_decay_of_the_last_step() -> None:
 
 
 def test_a_rewarm_is_a_new_cycle_of_all_three() -> None:
+    # Nor does it fall back after a rewarm that had brought it higher.
+    warm = longer(nanochat(2026), 50, extend="rewarm", extend_lr=1.0, max_iters=100)
+    level = longer(warm, 100, extend="stay", max_iters=300)
+    assert rates(100, level).momentum >= rates(99, warm).momentum > rates(100, nanochat(2026)).momentum
     new = longer(nanochat(2026), 1000, extend="rewarm", extend_lr=shown_rate(100, nanochat(2026)) / 2)
     before = rates(999, nanochat(2026))
     peak = rates(1099, new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,11 @@ def test_tokens_that_are_there_count_for_what_the_trainer_takes_them_for(
     folder.mkdir(parents=True)
     (folder / "train.bin").touch()
     assert told(capsys, SHAKESPEARE)[1]["model"] == gpt2["model"]
-    (folder / "meta.pkl").touch()
-    assert told(capsys, SHAKESPEARE)[1]["model"] == characters["model"]
+    table = dict(enumerate("\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"))
+    (folder / "meta.pkl").write_bytes(
+        pickle.dumps({"itos": table, "stoi": {sign: number for number, sign in table.items()}})
+    )
+    assert len(table) == 65 and told(capsys, SHAKESPEARE)[1]["model"] == characters["model"]
     assert "prepared" not in shown(capsys, SHAKESPEARE)[1]
 
 

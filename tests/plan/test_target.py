@@ -101,7 +101,7 @@ def test_memory_of_a_pc_that_nobody_told_of_is_said_to_be_unknown(capsys: pytest
     assert main(["plan", "--gpu=RTX 4070", "--max_iters=10"]) == 0
     assert "was not checked" not in capsys.readouterr().out, "nothing is offloaded"
     assert main(["plan", "--gpu=RTX 4070", "--largest", "--host-ram=16"]) == 0
-    assert "14 GiB of the PC's own memory, besides 2 that are left to the system" in capsys.readouterr().out
+    assert "14 GiB of host memory, besides 2 that are left to the system" in capsys.readouterr().out
 
 
 def test_a_card_without_figures_has_memory_and_no_speed(

@@ -53,7 +53,7 @@ def strict_json(text: str) -> dict[str, Any]:
 def test_a_fraction_is_not_rounded_but_refused(run: Callable[..., Answer], name: str, value: str) -> None:
     code, out, err = run(LOG, f"--{name}={value}")
     assert (code, out) == (2, "")
-    assert err == f"error: --{name} is '{value}'\n  it has to be a whole number\n"
+    assert err == f"error: --{name} takes a whole number, not '{value}'\nhint: onecard eta --help\n"
 
 
 @pytest.mark.parametrize("value", ["6000", "6_000", "6e3", "6000.0", "6*1000"])

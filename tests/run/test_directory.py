@@ -282,3 +282,10 @@ def test_a_config_changed_since_the_last_checkpoint_counts(tmp_path: Path) -> No
     later = config("--n_layer=3", "--max_iters=50")
     directory.write_config(later)
     assert directory.read_config() == later and directory.config_notes == []
+
+
+def test_a_home_folder_is_not_a_folder_called_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RunDirectory("~/run").path == tmp_path / "run"
+    assert str(RunDirectory("./~/run").path) == "~/run", "which is plainly one"
+    assert RunDirectory("~nobody-of-this-name/run").path == Path("~nobody-of-this-name/run")

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import os
 import shutil
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,11 +83,13 @@ def test_a_run_that_wants_its_best_is_sampled_at_its_best(run_folder: Path) -> N
 
 
 def rewrite_val_loss(folder: Path, loss: float) -> None:
-    import hashlib
-    import json
+    rewrite_state(folder, val_loss=loss)
 
+
+def rewrite_state(folder: Path, **changes: Any) -> None:
+    """With a manifest that agrees."""
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps({**state, "val_loss": loss}))
+    (folder / "state.json").write_text(json.dumps({**state, **changes}))
     manifest = json.loads((folder / "manifest.json").read_text())
     content = (folder / "state.json").read_bytes()
     manifest["files"]["state.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -106,6 +113,30 @@ def test_a_run_goes_to_hugging_face_and_nanogpt_and_back(run_folder: Path) -> No
     saved = list_checkpoints(Path("out/checkpoints"))[-1].optimizer_tensors()
     exp_avg, _ = again.nanogpt.moments["transformer.wpe.weight"]
     assert torch.equal(exp_avg, saved["exp_avg.transformer.wpe.weight"])
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_umask_says_who_may_read_whatever_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    """By prepare, train and export: a folder that a group shares is of use to it."""
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(umask)
+    try:
+        Path("text.txt").write_text(" ".join(f"word{number * 7919}" for number in range(5000)))
+        prepare(["text.txt"], tokenizer="bpe", train_tokenizer=512, progress=False)
+        train(load_config(RunConfig, [*SMALL, "--max_iters=1"]))
+        export_run("out", "hf", step=None, to="huggingface")
+        export_run("out", "theirs/ckpt.pt", step=None, to="nanogpt")
+    finally:
+        os.umask(before)
+    written = {path.relative_to(tmp_path): path.stat().st_mode for path in tmp_path.rglob("*")}
+    assert {"model.safetensors", "ckpt.pt", "tokenizer.json", "train.bin"} <= {path.name for path in written}
+    odd = [
+        f"{path} {mode:o}" for path, mode in written.items()
+        if stat.S_IMODE(mode) != (0o777 if stat.S_ISDIR(mode) else 0o666) & ~umask
+    ]  # fmt: skip
+    assert odd == []
 
 
 def test_a_run_that_learned_by_muon_goes_to_nanogpt_without_its_moments(run_folder: Path) -> None:
@@ -236,3 +267,46 @@ def test_where_no_checkpoint_is_intact_none_is_used(
     for command in (["sample", "--out_dir=out"], ["export", "out", "hf"], ["train", "--out_dir=out"]):
         assert main(command) != 0
         assert "no checkpoint of this run is intact" in capsys.readouterr().err
+
+
+GPT2, NANOCHAT = (
+    {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 320, "block_size": 16, "bias": True},
+    {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 320, "block_size": 16},
+)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        ("gpt2", {"n_layer": 10**9}),
+        ("gpt2", {"n_layer": 1024}),
+        ("gpt2", {"n_embd": 2**16, "vocab_size": 2**24, "n_head": 1}),
+        ("gpt2", {"block_size": 10**12}),
+        ("gpt2", {"n_layer": True}),
+        ("gpt2", {"n_layer": "2"}),
+        ("gpt2", {"n_head": 0}),
+        ("gpt2", {"n_head": 3}),
+        ("gpt2", {"bias": 1}),
+        ("gpt2", {"another": 1}),
+        ("gpt2", {"vocab_size": 1e30}),
+        ("nanochat-2025", {"block_size": 10**9}),
+        ("nanochat-2026", {"window_pattern": "S" * 10**7}),
+        ("nanochat-2026", {"window_block": -1}),
+        (["gpt2"], {}),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused_before_memory_is_taken(
+    run_folder: Path, arch: Any, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {**(GPT2 if arch == "gpt2" else NANOCHAT), **changes}
+    for checkpoint in Path("out/checkpoints").glob("step-*"):
+        rewrite_state(checkpoint, arch=arch, shape=shape)
+    for words in (
+        ["sample", "--device=cpu"], ["export", "out", "there"], ["export", "out", "there.pt"],
+        ["train", "--init_from=./out", "--out_dir=new", "--device=cpu"], ["train", "--out_dir=out"],
+    ):  # fmt: skip
+        capsys.readouterr()
+        assert main(words) == 2, words
+        said = capsys.readouterr().err
+        assert "error: " in said, words
+        assert len(said) < 2000

@@ -51,6 +51,18 @@ def test_a_line_cut_short_by_a_crash_is_skipped_and_not_glued_to_the_next(tmp_pa
     assert [x["loss"] for x in read_metrics(directory.metrics_path)] == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("left", range(1, 30))
+def test_a_line_of_the_log_cut_short_goes_when_the_run_goes_on(tmp_path: Path, left: int) -> None:
+    files, directory = recorder(tmp_path)
+    whole = iteration_line(0, 1.0, 0.5, None)
+    with files:
+        files.log(whole)
+    with directory.log_path.open("a") as file:
+        file.write(iteration_line(123, 2.0, 0.5, None)[:left])
+    rewind(directory, 1, evaluated=False)
+    assert directory.log_path.read_text() == whole + "\n"
+
+
 def test_what_is_damaged_is_left_out_and_the_rest_is_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     good = [json.dumps({"step": step, "loss": 1.0}).encode() for step in (1, 2)]

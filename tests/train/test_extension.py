@@ -247,9 +247,30 @@ def test_an_extension_stopped_in_its_middle_goes_on_bit_for_bit(
         assert logged(name) == logged(), name
         assert all(torch.equal(tensor, weights(name)[key]) for key, tensor in weights().items()), name
     assert (
-        f"extended at step 20 (--extend={way[0]}): the learning rate was 1.1e-03, now "
+        f"extended at step 20 (--extend={way[0]}): the learning rate was 1.1e-03 until there, then "
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("words", [WORDS, NANOCHAT])
+def test_a_rewarm_without_its_peak_is_told_one_that_works(
+    workplace: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Muon's rate is scaled by the batch: half of it is what a log line shows."""
+    assert go(*words) == 0
+    peak = max(logged().values())
+    assert go(*FURTHER, "--extend=rewarm") == 2
+    refused = capsys.readouterr().err
+    assert "a rewarm needs the rate it goes up to" in refused
+    proposed = refused.split("hint: half the peak: ")[1].split()
+    assert float(proposed[1].removeprefix("--extend_lr=")) == pytest.approx(peak / 2, rel=0.1)
+    assert go(*FURTHER, *proposed) == 0
+
+
+def test_a_peak_above_all_rates_so_far_is_said(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert go(*WORDS) == 0
+    assert go(*FURTHER, "--extend=rewarm", "--extend_lr=0.04") == 0
+    assert "its peak is 4 times the highest rate of the schedule, 1e-02" in capsys.readouterr().err
 
 
 def test_the_original_command_with_the_new_flags_needs_no_word_of_resuming(workplace: Path) -> None:
@@ -309,7 +330,7 @@ def test_another_way_may_be_taken_in_the_middle(workplace: Path) -> None:
     shutil.rmtree(Path("out/checkpoints/step-00000040"))
     assert go("--out_dir=out", "--init_from=resume", "--extend=decay") == 0
     assert after(20) == pytest.approx([LAST] * 19 + [LAST / 2])
-    told = "the learning rate was 1.1e-03, now 1.1e-03 until step 38, then to 0 at 40"
+    told = "the learning rate was 1.1e-03 until there, then 1.1e-03 until step 38, then to 0 at 40"
     assert f"extended at step 30 (--extend=decay): {told}" in notes()
 
 

@@ -188,7 +188,9 @@ def test_a_fallback_that_would_not_help_is_refused_at_the_start(
 # --- the disk is full ---------------------------------------------------------------------------
 
 
-def full_for(monkeypatch: pytest.MonkeyPatch, times: int, steps: tuple[int, ...]) -> list[int]:
+def full_for(
+    monkeypatch: pytest.MonkeyPatch, times: int, steps: tuple[int, ...], number: int = errno.ENOSPC
+) -> list[int]:
     """Saves of these steps find a full disk, so many times."""
     tried: list[int] = []
     real = saving.save_checkpoint
@@ -197,7 +199,7 @@ def full_for(monkeypatch: pytest.MonkeyPatch, times: int, steps: tuple[int, ...]
         if step in steps and "out/" in f"{folder}/":
             tried.append(step)
             if len(tried) <= times:
-                raise SaveError("could not be written", "No space left on device; 1 GB", "", errno.ENOSPC)
+                raise SaveError("could not be written", f"{os.strerror(number)}; 1 GB", "", number)
         return real(folder, step, *rest)
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
@@ -229,6 +231,60 @@ def test_a_signal_ends_the_wait_for_room(workplace: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError, match="could not be written") as ended:
         train(config())
     assert "the checkpoint of step 10 is kept; 10 steps after it are lost" in ended.value.why
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "dead"])
+@pytest.mark.parametrize("more", [[], ["--log_interval=1000"]])
+def test_a_folder_that_is_gone_at_the_last_save_is_not_waited_for(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, how: str, more: list[str]
+) -> None:
+    """The polite kill of a shut-down comes before a log line has noticed it."""
+    plain = loop_module.Training._step
+
+    def step(training: Any, batches: Any) -> bool:
+        taken = plain(training, batches)
+        if training.position.step == 12:
+            if how == "dead":
+                full_for(monkeypatch, 10**9, (12,), errno.EIO)
+            elif how == "removed":
+                shutil.rmtree("out")
+            else:
+                Path("out").rename("elsewhere")
+            signal.raise_signal(signal.SIGTERM)
+        return taken
+
+    monkeypatch.setattr(loop_module.Training, "_step", step)
+    monkeypatch.setattr(interrupt.StopRequest, "wait", lambda *_, **__: pytest.fail("it waits"))
+    with pytest.raises(UserError, match="the run folder out is lost") as ended:
+        train(config(*more))
+    assert ended.value.exit_code == 1
+    if how == "renamed":
+        assert list_checkpoints(Path("elsewhere/checkpoints"))[-1].step == 12
+
+
+@pytest.mark.parametrize("more", [[], ["--log_interval=1000"]])
+def test_nothing_is_saved_in_the_run_that_has_taken_the_folders_place(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    train(config("--out_dir=other"))
+    theirs = sorted(path.name for path in Path("other/checkpoints").iterdir())
+
+    def replace() -> None:
+        shutil.rmtree("out")
+        Path("other").rename("out")
+
+    at_step(monkeypatch, 0, replace)
+    with pytest.raises(UserError, match="another folder has taken its place"):
+        train(config("--max_iters=100", *more))
+    assert sorted(path.name for path in CHECKPOINTS.iterdir()) == theirs
+
+
+def test_a_folder_that_is_gone_is_noticed_at_a_checkpoint_too(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_step(monkeypatch, 0, lambda: shutil.rmtree("out"))
+    with pytest.raises(UserError, match="is lost"):
+        train(config("--log_interval=1000"))
 
 
 def test_a_full_disk_at_the_end_is_a_case_for_the_other_folder(
@@ -350,6 +406,7 @@ def test_a_dataset_is_below_the_data_folder_or_plainly_a_path(
     for path in ("./elsewhere/tiny", f"{workplace}/elsewhere/tiny"):
         out = path.replace("/", "-").strip("-.")
         assert main(["train", *TINY, f"--dataset={path}", f"--out_dir={out}", "--max_iters=1"]) == 0
+        assert f"training tokens in {Path(path)};" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -409,6 +466,15 @@ def test_memorising_is_told_and_is_no_failure(
     out = capsys.readouterr().out
     assert out.startswith("done at step 20")
     assert "the validation loss was 3.2000 at its best and is 3.9000 now" in out
+
+
+def test_a_validation_loss_that_wavers_is_not_called_memorising(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(monkeypatch, [4.1, 3.1, 3.2, 3.3, 3.25], [4.1, 3.2, 3.3, 3.2, 3.3])
+    assert main(["train", *TINY]) == 0
+    out = capsys.readouterr().out
+    assert "the validation loss was 3.2000 at its best and is 3.3000 now\n" in out
 
 
 @pytest.mark.parametrize("losses", [[4.1, 3.1, 3.4, 3.0, 3.05], [4.1, 0.05, 0.3, 0.2, 0.1]])

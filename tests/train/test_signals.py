@@ -23,10 +23,12 @@ from onecard.errors import UserError
 from onecard.run.directory import RunDirectory
 from onecard.run.stored import damage, list_checkpoints
 from onecard.train import evaluate as evaluate_module
+from onecard.train import loop as loop_module
 from onecard.train import refit as refit_module
 from onecard.train import saving
 from onecard.train.loop import train
 from onecard.train.step import Stepper
+from onecard.train.summary import Summary
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="has no such signals"),
@@ -44,6 +46,25 @@ CHECKPOINTS = Path("out/checkpoints")
 
 def config(*more: str) -> RunConfig:
     return load_config(RunConfig, [*WORDS, "--out_dir=out", *more])
+
+
+@pytest.mark.parametrize("when", ["begins", "has ended"])
+def test_a_request_to_save_while_a_run_begins_or_has_ended_is_answered(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], when: str
+) -> None:
+    where, name = (loop_module, "open_run") if when == "begins" else (Summary, "text")
+    real = getattr(where, name)
+
+    def asked(*rest: Any) -> Any:
+        if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+            pytest.fail("it would end the run")
+        send("SIGUSR1")
+        return real(*rest)
+
+    monkeypatch.setattr(where, name, asked)
+    assert main(["train", *WORDS, "--out_dir=out"]) == 0
+    assert "asked by SIGUSR1 to save: there is nothing to save now" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
 def send(name: str) -> None:

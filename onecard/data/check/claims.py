@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.bins import JOURNAL_NAME, SPLITS, Split
+from onecard.arch.shapes import GPT2_VOCABULARY
 from onecard.data.check.survey import Survey, TokenRow
-from onecard.data.prepare.build import BY_HASH
+from onecard.data.meta import JOURNAL_NAME, SPLITS, Split
+from onecard.data.prepare.writer import BY_HASH
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 
 OK, WRONG, NOT_RECORDED, NOT_COMPARED = "ok", "WRONG", "not recorded", "not compared"
 # What bins are taken for when nothing says what they are, as nanoGPT does.
-_GPT2_VOCAB, _GPT2_EOT = 50257, 50256
+_GPT2_VOCAB, _GPT2_EOT = GPT2_VOCABULARY, GPT2_VOCABULARY - 1
 _LARGEST_VOCAB = 2**24
 
 
@@ -52,6 +53,8 @@ class Book:
         if dtype not in ("uint16", "uint32"):
             raise UserError(f"{path} says dtype {dtype!r}; known are uint16 and uint32")
         self.dtype = np.dtype(dtype).newbyteorder("<")
+        if not isinstance(meta.get("split", BY_HASH), str) or not meta.get("split", BY_HASH):
+            self.problems.append("meta.json does not say how what is held out was chosen")
         facts = meta.get("tokenizer")
         if not isinstance(facts, dict):
             raise UserError(f"{path} names no tokenizer", hint="prepare the data again")
@@ -68,7 +71,8 @@ class Book:
         ours = self.tokenizer
         if (n_vocab, eot, meta.get("eot")) != (ours.n_vocab, ours.eot, ours.eot):
             self.problems.append(
-                f"meta.json says {n_vocab} ids and end-of-text {eot} (or {meta.get('eot')}); "
+                f"meta.json says {str(n_vocab)[:20]} ids and end-of-text {str(eot)[:20]} "
+                f"(or {str(meta.get('eot'))[:20]}); "
                 f"its {ours.name} tokenizer has {ours.n_vocab} and {ours.eot}"
             )
 
@@ -101,7 +105,7 @@ class Book:
         checks = {"size": size, "SHA-256": NOT_COMPARED, "ids": OK}
         recorded = self._split(split).get("sha256")
         if not isinstance(recorded, str):
-            checks["SHA-256"] = NOT_RECORDED
+            checks["SHA-256"] = self._not_recorded(name, split, "sha256")
         elif whole:
             checks["SHA-256"] = OK if recorded == found.sha256 else WRONG
             if recorded != found.sha256:
@@ -159,7 +163,7 @@ class Book:
     def _compare_count(self, name: str, split: Split, key: str, found: int, whole: bool) -> str:
         expected = self.expected(split, key)
         if expected < 0:
-            return NOT_RECORDED
+            return self._not_recorded(name, split, key)
         if not whole:
             return NOT_COMPARED
         if expected != found:
@@ -167,13 +171,21 @@ class Book:
             self.problems.append(f"{name}: {found:,} {what} counted, meta.json says {expected:,}")
         return OK if expected == found else WRONG
 
+    def _not_recorded(self, name: str, split: Split, key: str) -> str:
+        """What is there and cannot be is no record either, but it is told."""
+        if key not in self._split(split):
+            return NOT_RECORDED
+        self.problems.append(f"meta.json does not say in a way that can be read what {key} {name} has")
+        return WRONG
+
     def compare_totals(self) -> None:
         """The sums in meta.json against its own parts."""
         for key in ("tokens", "text_bytes"):
             total = self.meta.get(key) if self.meta is not None else None
             parts = sum(self.expected(split, key, 0) for split in SPLITS)
             if total is not None and total != parts:
-                self.problems.append(f"meta.json says {total} {key} in all, its splits add up to {parts}")
+                told = f"meta.json says {str(total)[:20]} {key} in all"
+                self.problems.append(f"{told}, its splits add up to {parts}")
 
     def text_bytes(self, found: Survey) -> int | None:
         """Bytes of text behind the tokens that were counted; end-of-text stands for none."""

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from onecard.data.bins import JOURNAL_NAME, SPLITS, Split, _missing, _split_files, read_meta
+from onecard.data.bins import _missing
 from onecard.data.check.claims import Book
 from onecard.data.check.survey import Documents, Survey, TokenRow, entropy, histogram, repeats, shared, survey
 from onecard.data.check.text import as_text, token_text
-from onecard.data.prepare.build import BY_HASH
+from onecard.data.meta import JOURNAL_NAME, SPLITS, Split, read_meta, split_files
 from onecard.data.prepare.progress import Progress
+from onecard.data.prepare.writer import BY_HASH
 from onecard.errors import UserError
 
 SAMPLE_CHARACTERS = 300
@@ -121,7 +122,7 @@ def check(folder: Path, *, samples: int = 3, seed: int = 0, progress: bool = Tru
 
 def _bins(folder: Path) -> dict[Split, list[Path]]:
     try:
-        files = {split: _split_files(folder, split) if folder.is_dir() else [] for split in SPLITS}
+        files = {split: split_files(folder, split) if folder.is_dir() else [] for split in SPLITS}
         unfinished = (folder / JOURNAL_NAME).exists()
     except OSError as error:
         raise UserError(f"cannot read {folder}", str(error.strerror or error)) from error

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.bins import SHARD_HEADER_BYTES, SHARD_MAGIC, _layout
+from onecard.data.shards import SHARD_HEADER_BYTES, SHARD_MAGIC, layout
 from onecard.errors import UserError
+from onecard.files import open_plain
 
 # With the 64-bit copy that counting makes, a window of this size stays in a processor's cache;
 # four times as many tokens take twice as long each.
@@ -52,7 +53,7 @@ class TokenRow:
 
     def _look(self, path: Path, dtype: np.dtype[Any]) -> _Part:
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 n_bytes = os.fstat(file.fileno()).st_size
                 head = file.read(12)
         except OSError as error:
@@ -60,7 +61,7 @@ class TokenRow:
         if n_bytes >= SHARD_HEADER_BYTES and int.from_bytes(head[:4], "little") == SHARD_MAGIC:
             promised = int.from_bytes(head[8:12], "little")
             # As if it were whole: only a version nobody knows is an error here.
-            offset, _, dtype = _layout(path, head, SHARD_HEADER_BYTES + 2 * promised, dtype)
+            offset, _, dtype = layout(path, head, SHARD_HEADER_BYTES + 2 * promised, dtype)
             there = (n_bytes - offset) // dtype.itemsize
             if there < promised:
                 self.damage.append(

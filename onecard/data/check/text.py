@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onecard.data.tokenizer import EOT_TEXT, Tokenizer
-from onecard.terminal import columns
+from onecard.terminal import columns, visible
 
 _LABEL = 28
 _COLUMN = 22
@@ -29,14 +29,6 @@ def token_text(tokenizer: Tokenizer | None, token: int, eot: int | None) -> str 
         return repr(data.decode("utf-8"))
     except UnicodeDecodeError:
         return repr(data)
-
-
-def visible(text: str) -> str:
-    """As decoded, but nothing hides or moves the cursor. Line breaks stay: they are seen as such."""
-    return "".join(
-        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode("ascii")
-        for sign in text
-    )
 
 
 def as_text(report: Part) -> str:
@@ -212,7 +204,7 @@ def _samples(split: str, part: Part) -> list[str]:
         )
         # Only real line breaks: visible() has escaped whatever else might break a line.
         lines += ["", title]
-        for line in visible(sample["text"]).split("\n"):
+        for line in visible(sample["text"], exactly=True).split("\n"):
             lines += ["  | " + part for part in _folded(line)]
     return [line.rstrip() for line in lines]
 

@@ -34,6 +34,7 @@ from onecard.data.hub.transfer import (
 from onecard.errors import UserError
 
 _CLOSE_WAIT_S = 1.0
+_MOST_PAGES = 1000  # of a listing, 1,000 files each: no folder of the Hub has as many
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,14 @@ def list_files(
             ) from error
         by_path = {entry["path"]: entry for entry in entries if entry["type"] == "file"}
         files = [
-            RemoteFile(path, int(by_path[path]["size"]), (by_path[path].get("lfs") or {}).get("oid"))
+            RemoteFile(path, _size_of(by_path[path]), (by_path[path].get("lfs") or {}).get("oid"))
             for path in dataset.train_files(list(by_path))
         ]
     except UnreachableError as error:
         raise access.unreachable(dataset.name, str(error)) from error
     except RefusedError as error:
         raise access.refused(dataset.name, dataset.repo, asked, error) from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise access.unreachable(
             dataset.name, "the answer is not the Hub's; does HF_ENDPOINT point to it?"
         ) from error
@@ -127,10 +128,21 @@ def list_files(
 def _tree(address: str, folder: str, headers: dict[str, str], patience: Patience) -> list[dict[str, Any]]:
     page: str | None = f"{address}/{urllib.parse.quote(folder)}".rstrip("/")
     entries: list[dict[str, Any]] = []
-    while page is not None:
+    for _ in range(_MOST_PAGES):
+        if page is None:
+            return entries
         found, page = get_json(page, headers, patience)
+        if not isinstance(found, list):
+            raise ValueError("not a page of a listing")
         entries += found
-    return entries
+    raise ValueError("a listing without end")
+
+
+def _size_of(entry: dict[str, Any]) -> int:
+    size = entry["size"]
+    if type(size) is not int or not 0 <= size < 2**63:
+        raise ValueError("no size")
+    return size
 
 
 # ---------------------------------------------------------------- each file when it is needed

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import http.client
-import json
 import os
 import shutil
 import ssl
@@ -24,7 +23,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from onecard.errors import UserError
-from onecard.files import AlreadyLockedError, StoppedError, exclusive_lock, file_sha256
+from onecard.files import (
+    JSON_BYTES,
+    AlreadyLockedError,
+    StoppedError,
+    exclusive_lock,
+    file_sha256,
+    parse_json,
+)
 
 _CHUNK = 2**20
 _LONGEST_ASKED_WAIT_S = 60.0
@@ -155,7 +161,7 @@ def get_json(url: str, headers: dict[str, str], patience: Patience) -> tuple[Any
     for attempt in range(attempts):
         try:
             with _open(url, headers, patience.timeout_s) as answer:
-                return json.loads(answer.read()), _next_page(answer.headers.get("Link"), url)
+                return _bounded_json(answer), _next_page(answer.headers.get("Link"), url)
         except _LINE_ERRORS as error:
             broken = _judge(error, url)
         except ValueError:
@@ -163,6 +169,14 @@ def get_json(url: str, headers: dict[str, str], patience: Patience) -> tuple[Any
         if attempt + 1 < attempts:
             time.sleep(max(patience.wait_s(attempt), broken.asked_wait_s))
     raise UnreachableError(broken.reason)
+
+
+def _bounded_json(answer: http.client.HTTPResponse) -> Any:
+    """A page of the Hub's is far smaller than what is refused here."""
+    content = answer.read(JSON_BYTES + 1)
+    if len(content) > JSON_BYTES:
+        raise ValueError("too long an answer")
+    return parse_json(content)
 
 
 def _next_page(link: str | None, url: str) -> str | None:

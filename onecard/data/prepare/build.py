@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from onecard import __version__
-from onecard.data.bins import META_SCHEMA, SPLITS
+from onecard.data.meta import META_SCHEMA, SPLITS
 from onecard.data.prepare.origin import LocalFiles, Origin
 from onecard.data.prepare.pipeline import ByHash, ByTail, Encoded, encode_all
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.reading import DIGEST_SPAN, Batch, Place
 from onecard.data.prepare.sources import BadFileError, Tally
-from onecard.data.prepare.writer import DatasetWriter, JournalError, Mode, discard
+from onecard.data.prepare.writer import BY_HASH, BY_TAIL, DatasetWriter, JournalError, Mode, discard
 from onecard.data.tokenizer import CharTokenizer, Tokenizer
 from onecard.errors import UserError
 
-BY_HASH = "by document hash"
-BY_TAIL = "tail of the only document"
 # What nanoGPT's Shakespeare holds out of its one text.
 _TAIL_FRACTION = 0.1
 _FEW_VAL_TOKENS = 10_000
+# Where one document in n is held out, none of 50 n is with a chance of e to the -50. Of copies of one text,
+# all are held out or none.
+_SURELY, _SAME_DOCUMENTS = 50, 100
 
 
 @dataclass
@@ -132,7 +133,7 @@ def _write_with(job: Job, rule: ByHash | ByTail | None) -> DatasetWriter:
     if job.mode == "append":
         # From now on the bins may be longer than meta.json says; the journal tells readers why.
         writer.commit(job.meta, job.extra())
-    tally = Tally(**job.meta["passed_over"]) if job.meta else dataclasses.replace(job.tally)
+    tally = Tally.of(job.meta["passed_over"]) if job.meta else dataclasses.replace(job.tally)
     position = dict(job.meta["position"]) if job.meta else Place()._asdict()
     # How far everything agrees: an interruption in the middle of a batch goes back to it.
     reached = {"splits": writer.facts(), "passed_over": dataclasses.asdict(tally), "position": position}
@@ -160,7 +161,6 @@ def _write_with(job: Job, rule: ByHash | ByTail | None) -> DatasetWriter:
                 if part is None:
                     break
                 stop = _append(writer, part, job.tokens)
-                enough = stop is not None
                 position = _position_after(part.batch, stop, position)
                 _count_passed_over(tally, part.batch, stop)
                 reached = {
@@ -168,6 +168,7 @@ def _write_with(job: Job, rule: ByHash | ByTail | None) -> DatasetWriter:
                 }  # fmt: skip
                 written = part.batch.digests[: None if stop is None else stop + 1]
                 job.lowest, job.highest = min([job.lowest, *written]), max([job.highest, *written])
+                enough = stop is not None or _none_will_be_held_out(job, writer)
                 if position["item"] == 0:
                     job.at_file_end = reached
                 finished_file = position["source"] > unreleased
@@ -195,6 +196,14 @@ def _write_with(job: Job, rule: ByHash | ByTail | None) -> DatasetWriter:
 
 def _is_enough(job: Job, writer: DatasetWriter) -> bool:
     return job.tokens is not None and writer.tokens("train") >= job.tokens and writer.tokens("val") > 0
+
+
+def _none_will_be_held_out(job: Job, writer: DatasetWriter) -> bool:
+    """Enough to train on, and nothing to validate on after so many documents: they are the same few."""
+    if job.tokens is None or writer.tokens("train") < job.tokens or writer.tokens("val"):
+        return False
+    certain = _SURELY / job.recipe["val_fraction"] if job.lowest < job.highest else _SAME_DOCUMENTS
+    return writer.documents() > certain
 
 
 def _position_after(batch: Batch, stop: int | None, before: dict[str, Any]) -> dict[str, Any]:
@@ -296,7 +305,7 @@ def _meta(
 
     While a file is being `reading`, its hash is not there yet.
     """
-    position, tally = reached["position"], Tally(**reached["passed_over"])
+    position, tally = reached["position"], Tally.of(reached["passed_over"])
     splits = {split: dict(part) for split, part in reached["splits"].items()}
     tokens = sum(part["tokens"] for part in splits.values())
     text_bytes = sum(part["text_bytes"] for part in splits.values())
@@ -332,7 +341,7 @@ def _meta(
 
 
 def _nothing(job: Job) -> UserError:
-    tally = Tally(**job.meta["passed_over"]) if job.meta else job.tally
+    tally = Tally.of(job.meta["passed_over"]) if job.meta else job.tally
     passed = "\n".join(tally.notes()) or "fewer than two characters of text"
     return UserError(f"no text in {len(job.origin):,} files: nothing was prepared", passed)
 

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from onecard.data.bins import SPLITS, read_meta
-from onecard.data.prepare.build import BY_TAIL, Job, collect_characters, write_dataset
+from onecard.data.meta import SPLITS, read_meta
+from onecard.data.prepare.build import Job, collect_characters, write_dataset
 from onecard.data.prepare.origin import LocalFiles, Origin
 from onecard.data.prepare.outcome import PreparedFacts
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.reading import Place
-from onecard.data.prepare.request import Request, dataset_name, named_dataset
+from onecard.data.prepare.request import (
+    Request,
+    checked_root,
+    dataset_name,
+    named_dataset,
+    refuse_odd_inputs,
+)
 from onecard.data.prepare.sources import STDLIB, Tally, find_sources
 from onecard.data.prepare.writer import (
+    BY_TAIL,
     LockedFolder,
     Mode,
     cannot_write,
@@ -32,6 +38,7 @@ from onecard.data.prepare.writer import (
 )
 from onecard.data.tokenizer import NAMES, Tokenizer, from_facts, make_tokenizer
 from onecard.errors import UserError
+from onecard.terminal import say
 
 # Enough validation text to tell 0.01 nats apart (about 250,000 GPT-2 tokens), half a percent of a
 # large corpus, and never more than a tenth.
@@ -46,7 +53,7 @@ def prepare(
     inputs: list[str],
     *,
     name: str | None = None,
-    out_root: Path = Path("data"),
+    out_root: str | Path = "data",
     tokenizer: str | None = None,
     train_tokenizer: int | None = None,
     text_column: str | None = None,
@@ -60,12 +67,13 @@ def prepare(
 ) -> PreparedFacts:
     """Tokenize local files, `stdlib` or a named dataset into `out_root/name`; goes on where it stopped."""
     began = time.monotonic()
+    refuse_odd_inputs(inputs)
     named = named_dataset(inputs, dump, edu)
     if train_tokenizer is not None and tokenizer not in (None, "bpe"):
         raise UserError("--train-tokenizer and --tokenizer exclude each other")
     default = named.tokenizer if named else "byte" if inputs == [STDLIB] else "gpt2"
     request = Request(
-        folder=out_root / dataset_name(inputs, name, named),
+        folder=checked_root(out_root) / dataset_name(inputs, name, named),
         inputs=inputs,
         named=named,
         tokenizer="bpe" if train_tokenizer is not None else tokenizer or default,
@@ -132,9 +140,9 @@ def _prepare_locked(request: Request, local: LocalFiles | None, tally: Tally) ->
         before = int(state.get("tokens", 0))
         itemsize = 2 if tokenizer.n_vocab <= 2**16 else 4
         if request.show and before:
-            print(f"{request.folder}: continuing after {before:,} tokens", file=sys.stderr, flush=True)
+            say(f"{request.folder}: continuing after {before:,} tokens")
         if request.show and hasattr(origin, "announcement"):
-            print(origin.announcement(itemsize, request.keep), file=sys.stderr, flush=True)
+            say(origin.announcement(itemsize, request.keep))
         _check_disk(request, origin, tokenizer.name, itemsize, before)
         job = Job(request.folder, origin, mode, recipe, tokenizer, request.tokens, request.show, state, tally)
         if journal is not None:
@@ -281,7 +289,9 @@ def _something_else(request: Request, differences: list[str], unfinished: bool) 
 
 def _local_files(request: Request, tally: Tally) -> LocalFiles | None:
     if request.named is None:
-        return LocalFiles(find_sources(request.inputs, tally, request.folder))
+        files = find_sources(request.inputs, tally, request.folder)
+        bounded = request.tokens is None
+        return LocalFiles([dataclasses.replace(file, bounded=bounded) for file in files])
     if request.named.is_text:
         from onecard.data.hub.fetch import fetch_text
 
@@ -360,4 +370,4 @@ def _say_what_is_kept(folder: Path) -> None:
     journal = read_journal(folder)
     kept = int(journal["meta"]["tokens"]) if journal is not None else 0
     how = f"{kept:,} tokens are kept in {folder}; the same command continues" if kept else "nothing is kept"
-    print(f"stopped: {how}", file=sys.stderr, flush=True)
+    say(f"stopped: {how}")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onecard.data.bins import SPLITS
-from onecard.data.prepare.build import BY_TAIL
+from onecard.data.meta import SPLITS
+from onecard.data.prepare.writer import BY_TAIL
 
 
 @dataclass(frozen=True)

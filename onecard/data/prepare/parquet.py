@@ -7,17 +7,24 @@ import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from onecard.data.prepare import reading
 from onecard.data.prepare.reading import PIECE_BYTES, Batch, Place, document_digest, missing_column, repaired
+from onecard.data.prepare.room import Room
 from onecard.data.prepare.sources import BadFileError, SourceFile, open_stream, unreadable
 from onecard.data.texts import Run, Texts
 from onecard.errors import UserError, missing_package
 
 _MOST_ROWS = 4096
+# Of one batch of rows while Arrow spells them out, however often a short file repeats a long text.
+_SPELLED_OUT_BYTES = 64 * 2**20
+# An empty row costs time as well, and a file can hold billions of them in a kilobyte.
+_ROW_BYTES = 8
+# A page begins with Thrift's compact fields 1, 2 and 3, each an i32: kind, unpacked size, packed size.
+_I32_FIELD, _DICTIONARY_PAGE = 0x15, 2
 UNPACKED = ".unpacked-"
 
 
@@ -33,16 +40,19 @@ def read_parquet(file: SourceFile, column: str, start: Place, scratch: Path) -> 
 @contextlib.contextmanager
 def _unpacked(file: SourceFile, scratch: Path) -> Iterator[Path]:
     """Parquet is read from its end, which a compressed stream does not offer: unpack it first."""
+    room, hint = Room(scratch), "make room, or unpack it yourself, then run the same command again"
     with tempfile.NamedTemporaryFile(dir=scratch, prefix=UNPACKED, suffix=".parquet") as copy:
         with open_stream(file) as stream:
             while block := stream.read(PIECE_BYTES):
+                if room.is_used_up():
+                    raise room.used_up(f"{file.path} could not be unpacked in {scratch}", hint)
                 try:
                     copy.write(block)
                 except OSError as error:
                     raise UserError(
                         f"no room to unpack {file.path} in {scratch}",
                         str(error.strerror or error),
-                        "make room, or unpack it yourself, then run the same command again",
+                        hint,
                     ) from error
         copy.flush()
         yield Path(copy.name)
@@ -63,7 +73,9 @@ def _rows(file: SourceFile, path: Path, column: str, start: Place) -> Iterator[B
             kind = _text_type(table.schema_arrow, column, file.path)
             groups, before = _groups_from(table.metadata, row)
             rows = max(1, table.metadata.num_rows)
-            per_batch = _rows_per_batch(table, column)
+            size = _column_bytes(table, column)
+            file.refuse_to_become(max(size, rows * _ROW_BYTES))  # as far as the file says it
+            per_batch, unpacked = _rows_per_batch(table, path, column, size), 0
             skip = row - before
             for part in table.iter_batches(per_batch, row_groups=groups, columns=[column], use_threads=False):
                 array = part.column(0)
@@ -80,6 +92,8 @@ def _rows(file: SourceFile, path: Path, column: str, start: Place) -> Iterator[B
                     plain = piece if piece.type == kind else piece.cast(kind)
                     batch = _parquet_batch(plain, start.source, row)
                     row += len(piece)
+                    unpacked += batch.n_bytes + _ROW_BYTES * len(piece)
+                    file.refuse_to_become(unpacked)
                     batch.read = file.size * row // rows
                     yield batch
     # pyarrow reports damage as ArrowInvalid (a ValueError) or OSError.
@@ -121,15 +135,55 @@ def _groups_from(metadata: Any, row: int) -> tuple[list[int], int]:
     return [], before
 
 
-def _rows_per_batch(table: Any, column: str) -> int:
+def _columns_of(table: Any, column: str) -> Iterator[Any]:
+    """What the file says about a column in each row group."""
     metadata = table.metadata
     # With nested columns beside it, the text is not at its number in the schema.
     number = next((n for n in range(metadata.num_columns) if table.schema.column(n).path == column), 0)
-    groups = range(metadata.num_row_groups)
-    size = sum(metadata.row_group(group).column(number).total_uncompressed_size for group in groups)
-    # The size is what the file says before its dictionaries are spelled out, hence the limit.
-    rows = int(reading.BATCH_BYTES / max(1.0, size / max(1, metadata.num_rows)))
-    return min(max(1, rows), _MOST_ROWS)
+    for group in range(metadata.num_row_groups):
+        yield metadata.row_group(group).column(number)
+
+
+def _column_bytes(table: Any, column: str) -> int:
+    """Before dictionaries are spelled out."""
+    return sum(part.total_uncompressed_size for part in _columns_of(table, column))
+
+
+def _rows_per_batch(table: Any, path: Path, column: str, size: int) -> int:
+    rows = int(reading.BATCH_BYTES / max(1.0, size / max(1, table.metadata.num_rows)))
+    with path.open("rb") as file:
+        longest = max((_longest_repeated(part, file) for part in _columns_of(table, column)), default=0)
+    return max(1, min(rows, _MOST_ROWS, _SPELLED_OUT_BYTES // max(1, longest)))
+
+
+def _longest_repeated(part: Any, file: BinaryIO) -> int:
+    """The longest text that a row group may hold once and have in every row, at most."""
+    if "DELTA_BYTE_ARRAY" in part.encodings:  # each row says how much of the one before it begins with
+        return int(part.total_uncompressed_size)
+    start = part.data_page_offset
+    if part.has_dictionary_page and 0 < (part.dictionary_page_offset or 0) < start:
+        start = part.dictionary_page_offset
+    file.seek(start)
+    header = file.read(16)
+    try:
+        kind, at = _i32(header, 0)
+        unpacked, _ = _i32(header, at)
+    except (IndexError, ValueError):
+        return int(part.total_uncompressed_size)
+    return unpacked if kind == _DICTIONARY_PAGE else 0
+
+
+def _i32(header: bytes, at: int) -> tuple[int, int]:
+    """A field's value, and where the next field begins."""
+    if header[at] != _I32_FIELD:
+        raise ValueError("another field")
+    value = shift = 0
+    while True:
+        at += 1
+        value |= (header[at] & 0x7F) << shift
+        shift += 7
+        if header[at] < 0x80:
+            return value >> 1 ^ -(value & 1), at + 1
 
 
 def _bounded(array: Any) -> Iterator[Any]:

@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from onecard.terminal import console, say
+
 _LINE_EVERY_S = 10.0
 _BAR_EVERY_S = 0.1
 
@@ -36,7 +38,6 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
-            from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
             from rich.table import Column
@@ -51,7 +52,7 @@ class Progress:
                     "{task.fields[counts]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
                 ),
                 expand=True,
-                console=Console(stderr=True),
+                console=console(sys.stderr),
                 transient=True,
             )
             self._task = self._bar.add_task(self._title, total=self._total, counts="")
@@ -81,11 +82,9 @@ class Progress:
             self._bar.update(self._task, completed=int(share * self._total), counts=counts)
             return
         left = (1 - share) * seconds / max(1e-9, share - begun)
-        print(
+        say(
             f"{self._title}: {read / 1e6:,.0f} of {self._total / 1e6:,.0f} MB ({share:.0%}), {counts}, "
-            f"{duration(left)} left",
-            file=sys.stderr,
-            flush=True,
+            f"{duration(left)} left"
         )
 
     def _share(self, read: int, tokens: int) -> float:

@@ -63,7 +63,8 @@ class RemoteFiles(Origin):
             self._fetcher.prefetch(number + 1)
         known = self.listing.files[number].sha256
         self._sha256[number] = known or file_sha256(path)
-        return SourceFile(path, self.size(number), self.name(number), "parquet")
+        bounded = self._tokens is None
+        return SourceFile(path, self.size(number), self.name(number), "parquet", bounded=bounded)
 
     def sha256(self, number: int) -> str:
         known = self.listing.files[number].sha256

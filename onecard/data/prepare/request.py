@@ -11,6 +11,7 @@ from onecard.data.prepare.sources import STDLIB
 from onecard.errors import UserError
 
 _COUNT = re.compile(r"(\d{1,3}(?:,\d{3})+|[\d_]*\.?\d+(?:e\d{1,2})?)\s*([kmbt]?)", re.IGNORECASE)
+_LONGEST_NAME = 200  # bytes; a file system takes 255, and names of ours are made of it
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
@@ -57,9 +58,48 @@ def dataset_name(inputs: list[str], name: str | None, named: catalogue.NamedData
             name = f"{named.name}-edu" if named.edu else named.name
         else:
             name = _name_of(inputs[0])
-    if not name or name.startswith(".") or any(sign in name for sign in '/\\:*?"<>|\0'):
-        raise UserError(f"{name!r} cannot be the name of a dataset", "it becomes a folder under data/")
+    if why := _why_no_name(name):
+        raise UserError(
+            f"{name!r} cannot be the name of a dataset",
+            f"it becomes a folder under data/, and {why}",
+            "give another one, of letters, digits, - and _: --name NAME",
+        )
     return name
+
+
+def _why_no_name(name: str) -> str:
+    if not name.strip():
+        return "it is empty"
+    if name.startswith("."):
+        return "it begins with a dot, as hidden folders do"
+    if bad := next((sign for sign in name if sign in '/\\:*?"<>|' or not sign.isprintable()), ""):
+        return f"it holds {bad!r}"
+    if name != name.strip() or name.endswith("."):
+        return "it begins or ends with a space, or ends with a dot"
+    return "it is too long" if len(name.encode()) > _LONGEST_NAME else ""
+
+
+def refuse_odd_inputs(inputs: list[str]) -> None:
+    """Paths that mean nothing, or the current folder by accident, as "" does."""
+    for given in inputs:
+        if not given.strip() or "\0" in given:
+            raise UserError(
+                f"{given!r} is no name of a file or folder",
+                "a shell gives an empty name where a variable is not set" if not given.strip() else "",
+                "for the current folder: onecard prepare . --name NAME",
+            )
+
+
+def checked_root(out_root: str | Path) -> Path:
+    """The folder that holds all data sets, which may have yet to be made."""
+    hint = "name the folder that shall hold all data sets, such as --out-root data"
+    if not str(out_root).strip() or not str(out_root).isprintable():
+        raise UserError(f"{str(out_root)!r} is no name of a folder", hint=hint)
+    root = Path(out_root)
+    there = next((path for path in (root, *root.parents) if path.exists()), root)
+    if there.exists() and not there.is_dir():
+        raise UserError(f"--out-root {root} cannot be a folder", f"{there} is a file", hint)
+    return root
 
 
 def _name_of(given: str) -> str:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal
 
 from onecard.data.hub.catalogue import NAMES
 from onecard.errors import UserError, missing_package
@@ -36,6 +36,10 @@ _STDLIB_LEAST_BYTES = 2**20
 # What prepare writes is never its own input, should the text lie in the same folder.
 OUTPUT_NAMES = {"train.bin", "val.bin", "meta.json", "meta.pkl", "tokenizer.json"}
 _UNFINISHED = (".partial", ".part")
+# Text is compressed to a tenth, logs to a fiftieth. What becomes more than this many times a file's size is a
+# mistake, or was made to fill a disk; of a small file that is no harm, so this much is never refused.
+_MOST_TIMES = 200
+_NEVER_TOO_MUCH = 256 * 2**20
 
 
 class BadFileError(UserError):
@@ -51,8 +55,22 @@ class SourceFile:
     name: str
     kind: Kind
     compression: Compression = ""
+    bounded: bool = True  # what it may unpack to; else the tokens that are wanted bound it
+
+    def refuse_to_become(self, n_bytes: int) -> None:
+        """What has become of the file so far, or will by what it says, is out of all proportion to it."""
+        if not self.bounded or n_bytes <= max(_NEVER_TOO_MUCH, _MOST_TIMES * self.size):
+            return
+        raise BadFileError(
+            f"{self.path} unpacks to {n_bytes // max(1, self.size):,} times its size or more",
+            f"{self.size:,} bytes become at least {n_bytes / 1e6:,.0f} MB; text becomes 3 to 10 times larger",
+            "if this is what you want, unpack it yourself, and give what comes out"
+            if self.kind == "text"
+            else "if this is what you want, say where it ends: --tokens 100M",
+        )
 
 
+_PICKLES = {".pkl", ".pickle"}  # nanoGPT's meta.pkl lies beside its text
 _ABOUT = {"README", "LICENSE", "LICENCE", "NOTICE"}
 
 
@@ -66,6 +84,15 @@ class Tally:
     bad_bytes: int = 0
     json_files: int = 0
     about_files: int = 0
+    outside_links: int = 0
+    first_outside_link: str = ""
+
+    @classmethod
+    def of(cls, stored: dict[str, Any]) -> Tally:
+        """Out of a meta.json, which another version may have written or a hand changed."""
+        kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
+        known: dict[str, Any] = {n: value for n, value in stored.items() if type(value) is kinds.get(n)}
+        return cls(**known)
 
     def notes(self) -> list[str]:
         found = [
@@ -76,7 +103,15 @@ class Tally:
             (self.about_files, "files skipped that are about the data (README, LICENSE)"),
             (self.bad_bytes, "places were not UTF-8 and became \N{REPLACEMENT CHARACTER}"),
         ]
-        return [f"{count:,} {what}" for count, what in found if count]
+        notes = [f"{count:,} {what}" for count, what in found if count]
+        return [*notes, self.links_note()] if self.outside_links else notes
+
+    def links_note(self) -> str:
+        first = f"not followed (the first: {self.first_outside_link})"
+        if self.outside_links == 1:
+            return f"1 link leads out of the folder and was {first}; name its target to include it"
+        links = f"{self.outside_links:,} links lead out of the folder and were"
+        return f"{links} {first}; name their targets to include them"
 
 
 # ---------------------------------------------------------------- which files
@@ -111,6 +146,10 @@ def _named_file(path: Path) -> SourceFile:
             f"{_ARCHIVES[ending]} {path}",
         )
     file = _source(path, path.name)
+    if path.suffix.lower() in _PICKLES:
+        raise UserError(
+            f"{path} is not text", "its name says that it is a Python pickle", "give the text it was made of"
+        )
     if file.kind == "text" and file.size and _is_binary(file):
         raise UserError(
             f"{path} is not UTF-8 text",
@@ -157,7 +196,7 @@ def _folder_files(folder: Path, tally: Tally, output_dir: Path | None) -> list[S
     binary_before = tally.binary_files
     files = []
     folder_name = folder.resolve().name
-    for path in _walk(folder, leave_out=set()):
+    for path in _walk(folder, set(), tally):
         if output_dir is not None and _is_output(path.name) and path.parent.resolve() == output_dir:
             continue
         try:
@@ -176,9 +215,12 @@ def _folder_files(folder: Path, tally: Tally, output_dir: Path | None) -> list[S
         files = of_data
     if not files:
         skipped = tally.binary_files - binary_before
+        passed = f"{skipped:,} files there are archives or not text" if skipped else ""
+        if tally.outside_links:
+            passed = "\n".join(filter(None, [passed, tally.links_note()]))
         raise UserError(
             f"no text in the folder {folder}",
-            f"{skipped:,} files there are archives or not text" if skipped else "it is empty",
+            passed or "it is empty",
             "give .txt, .jsonl or .parquet files (also .gz or .zst), or folders of them",
         )
     return files
@@ -209,22 +251,47 @@ def _stdlib_files() -> list[SourceFile]:
     return files
 
 
-def _walk(folder: Path, leave_out: set[str]) -> Iterator[Path]:
+def _walk(folder: Path, leave_out: set[str], tally: Tally | None = None) -> Iterator[Path]:
+    """The files below a folder, each once. Links that lead out of it are not followed but counted; without a
+    tally they are."""
+
     def unreadable_folder(error: OSError) -> None:
         raise unreadable(Path(error.filename or folder), error)
 
-    # Links are followed, as everywhere else; one that leads back into its own folder is not.
+    homes = _homes(folder)
+
+    def leads_out(path: Path, real: str) -> bool:
+        if tally is None or any(Path(real).is_relative_to(home) for home in homes):
+            return False
+        tally.outside_links += 1
+        tally.first_outside_link = tally.first_outside_link or path.relative_to(folder).as_posix()
+        return True
+
     seen: set[str] = set()
     for here, folders, names in os.walk(folder, onerror=unreadable_folder, followlinks=True):
-        if (real := os.path.realpath(here)) in seen:
+        real_here = os.path.realpath(here)
+        if real_here in seen or (real_here not in homes and leads_out(Path(here), real_here)):
             folders[:] = []
             continue
-        seen.add(real)
+        seen.add(real_here)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in leave_out)
         for name in sorted(names):
             path = Path(here) / name
-            if not name.startswith(".") and path.is_file():
+            if name.startswith(".") or not path.is_file():
+                continue
+            is_link = path.is_symlink()
+            real = os.path.realpath(path) if is_link else os.path.join(real_here, name)  # noqa: PTH118 - a hot loop
+            if real not in seen and not (is_link and leads_out(path, real)):
+                seen.add(real)
                 yield path
+
+
+def _homes(folder: Path) -> list[str]:
+    """Where what belongs to a folder lies: in it; a snapshot of the Hub's cache is made of links to the blobs
+    beside it."""
+    real = Path(os.path.realpath(folder))
+    repos = [above.parent for above in real.parents if above.name == "snapshots"][:1]
+    return [str(real), *(str(repo / "blobs") for repo in repos if (repo / "blobs").is_dir())]
 
 
 def _size(path: Path) -> int:
@@ -235,6 +302,8 @@ def _size(path: Path) -> int:
 
 
 def _is_binary(file: SourceFile) -> bool:
+    if file.path.suffix.lower() in _PICKLES:
+        return True
     with open_stream(file) as stream:
         return b"\0" in stream.read(8192)
 
@@ -260,11 +329,11 @@ def open_stream(file: SourceFile) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed on the way; what goes wrong while reading names the file."""
     try:
         if file.compression == "zst":
-            with _zstd_stream(file.path) as stream:
+            with _decompressed(file, _zstd_stream(file.path), 2**20) as stream:
                 yield stream
         elif file.compression == "gz":
-            with gzip.open(file.path, "rb") as stream:
-                yield cast(BinaryIO, stream)
+            with _decompressed(file, gzip.open(file.path, "rb"), io.DEFAULT_BUFFER_SIZE) as stream:
+                yield stream
         else:
             with file.path.open("rb") as stream:
                 yield stream
@@ -278,20 +347,26 @@ def open_stream(file: SourceFile) -> Iterator[BinaryIO]:
         raise unreadable(file.path, error) from error
 
 
-def _zstd_stream(path: Path) -> io.BufferedReader:
+def _zstd_stream(path: Path) -> Any:
     try:
         import pyarrow as pa
     except ImportError as error:
         raise missing_package("pyarrow", "train", "reading .zst files") from error
-    # Arrow's stream reads, but knows no lines.
-    return io.BufferedReader(_RawStream(pa.input_stream(str(path), compression="zstd")), 2**20)
+    return pa.input_stream(str(path), compression="zstd")
+
+
+def _decompressed(file: SourceFile, stream: Any, ahead: int) -> io.BufferedReader:
+    """Arrow's streams read, but know no lines; `ahead` bytes at a time where less is asked for."""
+    return io.BufferedReader(_RawStream(file, stream), ahead)
 
 
 class _RawStream(io.RawIOBase):
-    """What io.BufferedReader needs of a stream that can only read."""
+    """What io.BufferedReader needs of a stream that can only read; counts what comes out."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, file: SourceFile, stream: Any) -> None:
+        self._file = file
         self._stream = stream
+        self._n_bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -299,6 +374,8 @@ class _RawStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         block = self._stream.read(len(buffer))
         buffer[: len(block)] = block
+        self._n_bytes += len(block)
+        self._file.refuse_to_become(self._n_bytes)
         return len(block)
 
     def close(self) -> None:

@@ -9,11 +9,11 @@ meta.json of what is written so far. What lies behind that point after a kill is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -21,19 +21,30 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.bins import JOURNAL_NAME, META_SCHEMA, SPLITS, Split
 from onecard.data.bpe import BpeTokenizer
+from onecard.data.meta import JOURNAL_NAME, META_SCHEMA, SPLITS, Split
 from onecard.data.prepare.parquet import UNPACKED
+from onecard.data.prepare.room import Room
+from onecard.data.prepare.sources import Tally
 from onecard.data.tokenizer import from_facts
 from onecard.errors import UserError
-from onecard.files import AlreadyLockedError, exclusive_lock, flush_to_disk, write_json
+from onecard.files import (
+    DATA_JSON_BYTES,
+    AlreadyLockedError,
+    exclusive_lock,
+    flush_to_disk,
+    load_json,
+    write_json,
+)
 
+# How what is held out was chosen.
+BY_HASH = "by document hash"
+BY_TAIL = "tail of the only document"
 LOCK_NAME = ".prepare.lock"
 TOKENIZER_NAME = "tokenizer.json"
 PARTIAL = ".partial"
-# Between two commits: what a kill can cost, and room kept for what is written until the next one.
+# Between two commits: what a kill can cost.
 COMMIT_SECONDS = 5.0
-_ROOM_BYTES = 32 * 2**20
 _HASH_BLOCK = 16 * 2**20
 _BEGIN_BYTES = 8 * 2**20
 
@@ -116,6 +127,7 @@ class DatasetWriter:
         ending = PARTIAL if mode == "new" else ""
         self._splits: dict[Split, _SplitWriter] = {}
         try:
+            self._room = Room(folder)
             for split in SPLITS:
                 path = folder / f"{split}.bin{ending}"
                 self._splits[split] = _SplitWriter(path, np.dtype(dtype), so_far.get(split) or {})
@@ -146,7 +158,8 @@ class DatasetWriter:
 
     @property
     def commit_is_due(self) -> bool:
-        return time.monotonic() - self._committed_at >= COMMIT_SECONDS
+        """Asked after each batch: with little room left, what is there is kept while it can be."""
+        return time.monotonic() - self._committed_at >= COMMIT_SECONDS or self._room.is_used_up()
 
     def commit(self, meta: dict[str, Any], extra: dict[str, Any]) -> None:
         """From here on a kill loses nothing of what is written. `meta` describes exactly that."""
@@ -154,12 +167,15 @@ class DatasetWriter:
             for writer in self._splits.values():
                 writer.sync()
             write_journal(self.folder, {"mode": self.mode, "finished": False, "meta": meta, **extra})
-            free = shutil.disk_usage(self.folder).free
+            used_up = self._room.is_used_up()
         except OSError as error:
             raise cannot_write(self.folder, error) from error
         self._committed_at = time.monotonic()
-        if free < _ROOM_BYTES:
-            raise cannot_write(self.folder, OSError(errno.ENOSPC, f"{free / 1e6:.0f} MB are free"))
+        if used_up:
+            raise self._room.used_up(
+                f"{self.folder} could not be finished; the {meta['tokens']:,} tokens so far are kept",
+                "make room, or ask for fewer --tokens, and run the same command again: it continues",
+            )
 
     def finish(self, meta: dict[str, Any]) -> None:
         """Everything on disk and under its final name; from the journal on, a kill only repeats this."""
@@ -190,7 +206,7 @@ def write_journal(folder: Path, journal: dict[str, Any]) -> None:
 def read_journal(folder: Path) -> dict[str, Any] | None:
     """How far an interrupted prepare came; None where there is none, or none that can be used."""
     try:
-        journal = json.loads((folder / JOURNAL_NAME).read_text(encoding="utf-8"))
+        journal = load_json(folder / JOURNAL_NAME, DATA_JSON_BYTES)
     except (OSError, ValueError):
         return None
     if (
@@ -199,13 +215,28 @@ def read_journal(folder: Path) -> dict[str, Any] | None:
         or not is_whole(journal.get("meta"))
     ):
         return None
-    if not journal.get("finished") and not {"digests", "fingerprints", "at_file_end"} <= journal.keys():
+    if not journal.get("finished") and not _says_where_to_go_on(journal):
         return None
     return (
         journal
         if isinstance(journal.get("meta"), dict) and journal.get("mode") in ("new", "append")
         else None
     )
+
+
+def _says_where_to_go_on(journal: dict[str, Any]) -> bool:
+    try:
+        lowest, highest = journal["digests"]
+        numbers = [lowest, journal.get("n_sources", 0), *journal["fingerprints"].values()]
+        reached = journal["at_file_end"]
+        whole = reached is None or is_whole({**journal["meta"], **reached})
+        return whole and type(highest) is int and highest >= -1 and all(map(_is_count, numbers))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number < 2**64
 
 
 def is_whole(meta: Any) -> bool:
@@ -216,13 +247,17 @@ def is_whole(meta: Any) -> bool:
         for split in SPLITS:
             part = meta["splits"][split]
             numbers += [part["tokens"], part["text_bytes"], part["documents"]]
-            assert isinstance(part["sha256"], str)
+            assert isinstance(part["sha256"], str) and part["documents"] <= max(1, part["tokens"])
         texts = [meta["split"], meta["dtype"], meta["text_column"], meta["tokenizer"]["name"]]
         texts += [source["name"] for source in meta["sources"]]
         numbers += [source["bytes"] for source in meta["sources"]]
-        dict.items(meta["passed_over"])
-        return all(type(n) is int and n >= 0 for n in numbers) and all(isinstance(t, str) for t in texts)
-    except (KeyError, TypeError, AssertionError, IndexError):
+        passed_over = dict(meta["passed_over"])
+        texts.append(passed_over.pop("first_outside_link", ""))
+        numbers += passed_over.values()
+        assert meta["passed_over"].keys() <= {field.name for field in dataclasses.fields(Tally)}
+        assert meta["dtype"] in ("uint16", "uint32") and meta["split"] in (BY_HASH, BY_TAIL)
+        return all(map(_is_count, numbers)) and all(isinstance(t, str) for t in texts)
+    except (KeyError, TypeError, AttributeError, AssertionError, IndexError):
         return False
 
 
@@ -246,7 +281,7 @@ def _write_tokenizer(folder: Path, facts: dict[str, Any]) -> None:
     """A learned tokenizer beside its data, in the form other programs read; onecard reads meta.json."""
     path = folder / TOKENIZER_NAME
     try:
-        before = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["tokenizer"]["name"]
+        before = load_json(folder / "meta.json", DATA_JSON_BYTES)["tokenizer"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
         before = None
     if path.exists() and before != "bpe":
@@ -268,7 +303,7 @@ def discard(folder: Path) -> None:
     if journal is not None and journal["mode"] == "append" and meta_path.exists():
         # What had been appended goes; the bins are what meta.json says again.
         try:
-            meta = json.loads(meta_path.read_text(encoding="utf-8"))
+            meta = load_json(meta_path, DATA_JSON_BYTES)
             itemsize = np.dtype(str(meta["dtype"])).itemsize
             for split in SPLITS:
                 path = folder / f"{split}.bin"

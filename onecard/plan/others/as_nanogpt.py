@@ -28,7 +28,7 @@ from onecard.plan.search import Question, chosen
 from onecard.plan.show import DESKTOP, NOTABLE, expected, host_remark, model_name, vocabulary_remark
 from onecard.plan.speed import StepTime
 from onecard.plan.tables import pace
-from onecard.terminal import Row, print_parts, print_rows, terms_together
+from onecard.terminal import Row, print_parts, print_rows, show_json, terms_together
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,7 +111,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     rows = [_priced(question, target, options, compiled=compiled) for compiled in (True, False)]
     asked, other = sorted(rows, key=lambda row: row.compiled != config.compile)
     if options.json:
-        print(json.dumps(_to_json(asked, rows, now), indent=1))
+        show_json(json.dumps(_to_json(asked, rows, now), indent=1))
     else:
         _show(question, target, options, asked, other)
     return 0 if asked.fits else 1
