@@ -244,13 +244,9 @@ def workspace(compute_capability: tuple[int, int] | None) -> Line:
 
 
 def bill_of(
-    config: RunConfig,
-    shape: Shape,
-    setting: Setting,
-    dtype: str,
-    compute_capability: tuple[int, int] | None = None,
-    l2_bytes: int | None = None,
-) -> Bill:
+    config: RunConfig, shape: Shape, setting: Setting, dtype: str,
+    compute_capability: tuple[int, int] | None = None, l2_bytes: int | None = None,
+) -> Bill:  # fmt: skip
     facts = Facts(
         config.by_muon, config.arch == "nanochat" and config.generation == 2026, config.dropout,
         compute_capability, l2_bytes, sample_tokens=config.sample_tokens,

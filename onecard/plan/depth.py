@@ -100,26 +100,15 @@ def _cost(found: Answer, tokens: int) -> Cost | None:
 
 
 def depths_to_json(depths: Depths) -> dict[str, Any]:
-    return {
-        "generations": [
-            {
-                "generation": found.config.generation, "depth": found.config.depth, "tokens": found.tokens,
-                "parameters": found.question.shape.parameters, "loss": found.loss and found.loss.to_json(),
-                **brief(kind(shown.setting), shown, found.cost(shown) if shown.fits else None),
-            }
-            for found in depths.asked
-            for shown in (found.choice or found.nearest,)
-        ],
-        "depths": [
-            {
-                "depth": int(name[1:]), "generation": generation, "tokens": tokens,
-                "days": {card: round(cost.days, 3) if cost else None
-                         for card, cost in zip(depths.cards, costs, strict=False)},
-                "node_hours": _node_hours(costs[-1]),
-            }
-            for name, generation, tokens, costs in depths.rows
-        ],
-    }  # fmt: skip
+    generations = []
+    for found in depths.asked:
+        shown = found.choice or found.nearest
+        generations.append({
+            "generation": found.config.generation, "parameters": found.question.shape.parameters,
+            "tokens": found.tokens, "loss": found.loss and found.loss.to_json(),
+            **brief(kind(shown.setting), shown, found.cost(shown) if shown.fits else None),
+        })  # fmt: skip
+    return {"generations": generations}
 
 
 def _node_hours(cost: Cost | None) -> float | None:

@@ -120,8 +120,6 @@ class RankedModel:
 
     parameters: int
     tokens: float
-    effective_tokens: float
-    epochs: float | None  # None where it is not known how much text there is
     loss: LossRange
     not_distinguishable: bool  # from the best: the law cannot tell them apart
 
@@ -239,16 +237,9 @@ def best_for_tokens(
     """
     ranked = []
     for parameters, tokens in options:
-        effective = tokens if unique_tokens is None else effective_tokens(tokens, unique_tokens)
-        loss = predicted_loss(parameters, effective, family=family)
-        ranked.append((parameters, tokens, effective, loss))
+        worth = effective_tokens(tokens, unique_tokens or math.inf)
+        ranked.append((parameters, tokens, predicted_loss(parameters, worth, family=family)))
     # Of two with the same loss the smaller one is cheaper to use.
-    ranked.sort(key=lambda option: (option[3].middle, option[0]))
-    tied = [option[3].middle <= ranked[0][3].high for option in ranked]
-    return [
-        RankedModel(
-            parameters, tokens, effective, tokens / unique_tokens if unique_tokens else None, loss,
-            same and sum(tied) > 1,
-        )
-        for (parameters, tokens, effective, loss), same in zip(ranked, tied, strict=True)
-    ]  # fmt: skip
+    ranked.sort(key=lambda option: (option[2].middle, option[0]))
+    tied = [option[2].middle <= ranked[0][2].high for option in ranked]
+    return [RankedModel(*option, same and sum(tied) > 1) for option, same in zip(ranked, tied, strict=True)]

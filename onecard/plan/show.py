@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 # What a desktop with a browser takes of the card it is drawn by, in GiB.
 DESKTOP = 1.0
 NOTABLE = 0.03  # of the time: what is less is not worth a line
-_KNOWN_DEPTHS = (20, 32)  # nanochat's of October 2025, that people ask for by name
 
 
 def show(answer: Answer, console: Console) -> None:
@@ -47,15 +46,14 @@ def show(answer: Answer, console: Console) -> None:
     shown = answer.choice or answer.nearest
     cost = answer.cost(shown) if answer.choice is not None else None
     if cost is not None:
-        console.print()
         console.print(predicted(answer), highlight=False)
         console.print(figures(answer, shown, cost))
     elif answer.choice is not None:
         console.print(speed_unknown(answer), highlight=False)
     strip, legend = bar(shown, answer.target)
     console.print(strip)
-    print_parts(console, legend, "")
     if options.memory or options.formulas:
+        print_parts(console, legend, "")
         show_memory(shown, console, formulas=options.formulas)
     if options.compare or answer.choice is None:
         show_comparison(answer, console)
@@ -73,22 +71,23 @@ def show_verdict(answer: Answer, console: Console) -> None:
         nearest = answer.nearest
         text = _("No setting fits. The nearest ({flags}): {what}.")
         texts.append(_red(text.format(flags=nearest.described, what=shortage(nearest))))
-        texts += _what_else(answer)
+        texts.append(_what_else(answer))
     elif choice.setting != given.setting:
         gain = choice.tokens_per_s / given.tokens_per_s - 1 if given.tokens_per_s else 0.0
-        text = _("A setting that is {n:.0%} faster, predicted below:").format(n=gain)
+        text = _("A setting that is {n:.0%} faster, which train takes by itself:").format(n=gain)
         if not given.fits:
-            text = _("Fastest setting that fits (others are within 1%), predicted below:")
+            text = _("Fastest setting that fits (others are within 1%), which train takes by itself:")
+        if not config.auto_fit:
+            text = _("Fastest setting that fits (others are within 1%):")
         texts.append(text)
     for text in texts:
         console.print(text, highlight=False)
     if choice is not None and choice.setting != given.setting:
         for line in ("```python", *config_lines(choice, given), "```"):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-        pasted = _("train changes to it by itself; the lines above put it into your config.")
         if not config.auto_fit:
-            pasted = _("With auto_fit=False train changes nothing: put these lines into your config.")
-        console.print(pasted, highlight=False)
+            text = _("With auto_fit=False train changes nothing: put these lines into your config.")
+            console.print(text, highlight=False)
     # What falls short of host memory was said first, and is the config's own setting.
     shown = given if given.short <= 0 < given.host_short else choice or answer.nearest
     remarks = _remarks(answer, choice) if choice is not None else []
@@ -137,9 +136,7 @@ def host_remark(target: Target, choice: Choice) -> str:
     if not choice.bill.host:
         return ""
     if target.host is None:
-        text = _(
-            "{n:.1f} GiB of host memory predicted; your RAM was not checked: give it with --host-ram 32."
-        )
+        text = _("{n:.1f} GiB of RAM predicted; your RAM was not checked: give it with --host-ram 32")
         return text.format(n=choice.host_bytes / GIB)
     if not target.host_kept:
         return ""
@@ -178,7 +175,7 @@ def little_to_spare(answer: Answer, need: int) -> str:
     spare = (target.allowed - need) / GIB
     if target.here or config.vram_reserve is not None or config.vram_limit is not None or spare >= DESKTOP:
         return ""
-    text = _("Only {n:.2f} GiB to spare: a desktop on the same card may take that (--vram_reserve=1).")
+    text = _("Only {n:.2f} GiB to spare: a desktop may take that (--vram_reserve=1).")
     return text.format(n=spare)
 
 
@@ -196,15 +193,10 @@ def _remarks(answer: Answer, choice: Choice) -> list[str]:
     return texts
 
 
-def _what_else(answer: Answer) -> list[str]:
-    config = answer.config
-    texts = []
-    if config.depth in _KNOWN_DEPTHS and config.generation == 2026 and not config.is_set("generation"):
-        text = _("The d{depth} of October 2025 is a smaller model: --generation=2025")
-        texts.append(text.format(depth=config.depth))
-    knobs = "--depth" if config.is_set("depth") else "--n_layer, --n_embd"
+def _what_else(answer: Answer) -> str:
+    knobs = "--depth" if answer.config.is_set("depth") else "--n_layer, --n_embd"
     text = _("hint: a smaller model ({knobs}), a shorter --block_size, or `--largest` for what fits")
-    return [*texts, text.format(knobs=knobs)]
+    return text.format(knobs=knobs)
 
 
 def _red(text: str) -> str:
@@ -303,9 +295,10 @@ def _time_rows(answer: Answer, choice: Choice, cost: Cost) -> list[tuple[str, st
         tokens=count(left * answer.config.tokens_per_step),
     )
     if finish := cost.finish(answer.now):
-        text += ", " + _("done {when} if begun now").format(when=finish.strftime("%Y-%m-%d %H:%M"))
+        form = "%Y-%m-%d %H:%M" if cost.days < 2 else "%Y-%m-%d"
+        text += ", " + _("done {when} if begun now").format(when=finish.strftime(form))
     parts = []
-    if choice.setting.compile:
+    if choice.setting.compile and cost.first_step_s > NOTABLE * cost.seconds:
         parts.append(_("the first step compiles: about {time}").format(time=duration(cost.first_step_s)))
     if cost.evaluation_share > NOTABLE:
         parts.append(_("evaluations take {time} of it").format(time=duration(cost.evaluation_s)))

@@ -85,13 +85,7 @@ class StepTime:
 
 
 def step_time(
-    shape: Shape,
-    setting: Setting,
-    dtype: str,
-    rates: Rates,
-    sequences: int,
-    *,
-    by_muon: bool = False,
+    shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int, *, by_muon: bool = False
 ) -> StepTime:
     """One step of `sequences` sequences in micro-batches of the setting's size, the last one smaller."""
     whole, rest = divmod(sequences, setting.micro_batch)

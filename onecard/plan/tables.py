@@ -113,6 +113,7 @@ def bar(choice: Choice, target: Target) -> tuple[Text, list[Text]]:
         text.append(" " + _("over"), style="red")
     else:
         text.append("░" * (_WIDTH - len(text)), style="bright_black")
+        text.append(" " + _("{n:.2f} GiB free").format(n=(capacity - used) / GIB))
         explain("░", "bright_black", _("free"), capacity - used)
     return text, legend
 

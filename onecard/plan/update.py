@@ -24,7 +24,7 @@ from onecard.arch.layout import (
     muon_temporaries,
     padded,
     per_element,
-)
+)  # fmt: skip
 from onecard.arch.parameters import groups_of
 from onecard.arch.shapes import Shape
 from onecard.language import N_

@@ -378,7 +378,7 @@ def test_what_is_shown_has_the_same_flags(capsys: pytest.CaptureFixture[str]) ->
     assert main(["plan", "--gpu=RTX 4070", "--largest"]) == 0
     out = capsys.readouterr().out
     # Models that fill the card leave nothing to a desktop, which is said as plan says it.
-    spare = "a desktop on the same card may take that (--vram_reserve=1)."
+    spare = "a desktop may take that (--vram_reserve=1)."
     assert spare in out
     shown = Counter(re.findall(r"--\w+=\S+", out.replace(spare, "")))
     rows = [*told["largest"], *told["longest"], *told["best"]["models"]]

@@ -86,7 +86,7 @@ def test_figures_of_a_faster_setting_are_said_to_be_its(capsys: pytest.CaptureFi
     _, out, _ = told(capsys, *NOTES, "--batch_size=1", "--gradient_accumulation_steps=512")
     lines = out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("A setting that is"))
-    assert lines[at].endswith("faster, predicted below:") and lines[at + 1] == "```python"
+    assert lines[at].endswith("faster, which train takes by itself:") and lines[at + 1] == "```python"
     _, out, _ = told(capsys, *NOTES)
     assert "faster" not in out and "```" not in out
 

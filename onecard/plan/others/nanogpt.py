@@ -86,14 +86,9 @@ class NanoGPTBill:
 
 
 def nanogpt_bill(
-    shape: GPT2Shape,
-    batch_size: int,
-    *,
-    dtype: str = "bfloat16",
-    compiled: bool = True,
-    dropout: float = 0.0,
-    gradient_accumulation_steps: int = 40,
-) -> NanoGPTBill:
+    shape: GPT2Shape, batch_size: int, *, dtype: str = "bfloat16", compiled: bool = True,
+    dropout: float = 0.0, gradient_accumulation_steps: int = 40,
+) -> NanoGPTBill:  # fmt: skip
     """The bill for train.py's settings of these names. With one micro-batch a step forward has no gradients.
 
     bfloat16 by default: train.py's own choice on every card that has it.
