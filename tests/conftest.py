@@ -44,6 +44,12 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
+def without_a_users_config(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody has told `onecard config` on this machine is not read, and not written."""
+    monkeypatch.setenv("ONECARD_CONFIG", str(tmp_path_factory.getbasetemp() / "none" / "config.toml"))
+
+
+@pytest.fixture(autouse=True)
 def as_wide_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs several tests at a time tells each how wide his own terminal is."""
     monkeypatch.delenv("COLUMNS", raising=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gettext
 import importlib.util
 import json
 import os
@@ -23,11 +24,11 @@ from onecard.arch.layout import Setting
 from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.cli import main
 from onecard.language import _, english, ngettext, wanted_language
-from onecard.plan.bill import host_lines, training_bill
+from onecard.plan.bill import Facts, host_lines, training_bill
 from onecard.plan.others import nanogpt_step
 from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.search import Question, by_kind, settings, stages
-from onecard.plan.show import grouped, names_to_translate, way_name
+from onecard.plan.tables import grouped, setting_name
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ("ONECARD_LANG", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
@@ -215,21 +216,10 @@ def _translates_literal(node: ast.AST) -> bool:
 # --- names that are keys elsewhere --------------------------------------------------------------
 
 
-def test_every_name_a_bill_may_write_can_be_translated() -> None:
-    """By what the sources say: first arguments of lines and moments, and the names of offloaded lines."""
-    written = set()
-    for module in ("standing", "activations", "bill", "others/nanogpt"):
-        tree = ast.parse((ROOT / "onecard" / "plan" / f"{module}.py").read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in ("Line", "Moment", "_wide")
-                and isinstance(node.args[0], ast.Constant)
-            ):
-                written.add(node.args[0].value)
-    assert len(written) > 30
-    assert written - set(names_to_translate()) == set()
+def translated() -> set[str]:
+    """Names that have translations in all languages."""
+    catalogues = [gettext.translation("onecard", language.CATALOGUES, [other]) for other in OTHERS]
+    return set.intersection(*({k for k, v in c._catalog.items() if v} for c in catalogues))  # type: ignore[attr-defined]
 
 
 SHAPES: tuple[Shape, ...] = (
@@ -241,15 +231,15 @@ SHAPES: tuple[Shape, ...] = (
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.arch)
 def test_every_line_of_a_bill_can_be_translated_and_has_a_place_in_the_bar(shape: Shape) -> None:
-    known, moments = set(names_to_translate()), set()
+    known, moments = translated(), set()
     for micro, chunk, recompute, offload, masters, compiled, graphs, dropout, sampled, evaluated in product(
         (1, 8), (128, 8), ("none", "mlp", "block"), ("none", "optimizer", "gradients"), ("fp32", "bf16"),
         (True, False), (True, False), (0.0, 0.1), (0, 64), (1, 64),
     ):  # fmt: skip
         setting = Setting(micro, chunk, recompute, offload, masters, "fp32", compiled, graphs)
         bill = training_bill(
-            shape, setting, by_muon=graphs, dropout=dropout, sample_tokens=sampled,
-            evaluation_sequences=evaluated,
+            shape, setting, facts=Facts(by_muon=graphs, dropout=dropout, sample_tokens=sampled,
+            evaluation_sequences=evaluated),
         )  # fmt: skip
         moments.add(bill.worst.name)
         lines = (*bill.all_lines(), *host_lines(bill))
@@ -261,7 +251,7 @@ def test_every_line_of_a_bill_can_be_translated_and_has_a_place_in_the_bar(shape
 
 
 def test_every_line_of_nanogpts_bill_can_be_translated() -> None:
-    known = set(names_to_translate())
+    known = translated()
     names = {v for k, v in vars(nanogpt_step).items() if k.isupper() and isinstance(v, str)}
     assert len(names) == 28
     assert names <= known
@@ -271,7 +261,7 @@ def test_every_line_of_nanogpts_bill_can_be_translated() -> None:
         assert {bill.moment, *(line.name for line in bill.lines)} <= known
 
 
-def test_every_way_and_stage_is_named_in_the_readers_language(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_and_stage_is_named_in_the_readers_language(monkeypatch: pytest.MonkeyPatch) -> None:
     from onecard.config.run import RunConfig
     from onecard.hardware.cards import find_card
     from onecard.plan.rates import rates_of
@@ -288,11 +278,11 @@ def test_every_way_and_stage_is_named_in_the_readers_language(monkeypatch: pytes
             names |= {name for name, _choice in stages(question, question.answer(setting))}
     assert {"start", "compile", "micro-batch 8", "nothing computed twice", "loss chunk 4,096"} <= names
     monkeypatch.setenv("ONECARD_LANG", "en")
-    assert {way_name(name) for name in names} == names
+    assert {setting_name(name) for name in names} == names
     for other in OTHERS:
         monkeypatch.setenv("ONECARD_LANG", other)
         for name in names:
-            for part, said in zip(name.split(", "), way_name(name).split(", "), strict=True):
+            for part, said in zip(name.split(", "), setting_name(name).split(", "), strict=True):
                 assert part != said
                 figures = [figure.replace(",", ".") for figure in re.findall(r"[\d,]+$", part)]
                 assert figures == re.findall(r"[\d.,]+$", said)

@@ -143,9 +143,16 @@ def _show(facts: Facts, as_json: bool, text: Callable[[], str]) -> None:
 
 
 def plan(options: PlanOptions, words: list[str]) -> int:
+    from onecard.cli.remembered import with_remembered
     from onecard.plan.command import plan_command
 
-    return plan_command(options, words, config_to_plan)
+    return plan_command(with_remembered(options), words, config_to_plan)
+
+
+def config(options: NoOptions, words: list[str]) -> int:
+    from onecard.cli.remembered import config_command
+
+    return config_command(words)
 
 
 def train(options: TrainOptions, words: list[str]) -> int:
@@ -205,6 +212,7 @@ def export(options: ExportOptions, words: list[str]) -> int:
 
 
 def eta(options: EtaOptions, words: list[str]) -> int:
+    from onecard.cli.remembered import remembered_card
     from onecard.report.eta_command import eta_command
     from onecard.report.known import Known
 
@@ -215,7 +223,10 @@ def eta(options: EtaOptions, words: list[str]) -> int:
         block_size=options.block_size,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
     )
-    return eta_command(words[0], known, config_file=options.config, gpu=options.gpu, as_json=options.json)
+    return eta_command(
+        words[0], known, config_file=options.config, gpu=options.gpu, as_json=options.json,
+        usual_gpu=remembered_card() if options.gpu is None else None,
+    )  # fmt: skip
 
 
 def gpus(options: GpusOptions, words: list[str]) -> int:
@@ -267,9 +278,12 @@ VERBS = {verb.name: verb for verb in (
                              "or - to paste one")),), 1, 1, about=_ETA_ABOUT),
     Verb("gpus", N_("this machine's card, and figures of known ones"), "[CARD]", GpusOptions, gpus,
          (("CARD", N_("one card, as people say it: 4070, \"rtx4070 laptop\"")),), 0, 1),
+    Verb("config", N_("the card and prices that plan and eta count on"), "[NAME=VALUE ...]", NoOptions, config,
+         (("NAME=VALUE", N_("gpu, host_ram (GiB), price (of a kWh, or a range), currency; NAME= forgets it")),),
+         0, None, about=N_("What is given on the command line wins over it.")),
     Verb("bench", N_("measure this machine's card, in about 20 s"), "[CONFIG.py]", BenchOptions, bench,
          (("CONFIG.py", N_("a run's config, whose width and vocabulary are measured besides the usual ones")),),
          0, 1),
 )}  # fmt: skip
 # Verbs to come: who asks for one gets to know that it is not there yet, not that it is a slip.
-NOT_YET = ("make", "tune", "chat", "serve", "eval", "report", "doctor", "status", "config", "ui")
+NOT_YET = ("make", "tune", "chat", "serve", "eval", "report", "doctor", "status", "ui")

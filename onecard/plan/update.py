@@ -1,4 +1,4 @@
-"""What an update takes in passing, beside what stands on the card: temporaries, zeros to try it out on.
+"""What an update takes in passing, besides what is resident: temporaries, zeros to try it out on.
 
 In full precision AdamW's update is one kernel and takes nothing. Muon's makes a few numbers a row, and so
 does low-bit AdamW's where it is compiled; uncompiled, both make copies of what they work on. An update that
@@ -24,13 +24,14 @@ from onecard.arch.layout import (
     muon_temporaries,
     padded,
     per_element,
-)
+)  # fmt: skip
 from onecard.arch.parameters import groups_of
 from onecard.arch.shapes import Shape
+from onecard.language import N_
 from onecard.plan.activations import TRYING_OUT, Moment, buffer_to_clear_with
 from onecard.plan.lines import Line
 
-UPDATE = "update"
+UPDATE = N_("update")
 
 
 def update_moments(
@@ -40,8 +41,10 @@ def update_moments(
     temporaries, zeros = _taken_and_tried(shape, setting, dtype, by_muon)
     if not temporaries:
         return ()
-    passing = Line("the update's temporaries", temporaries, "numbers a row; uncompiled, copies of a matrix")
-    scratch = Line("zeros to try the update out on", zeros, "a matrix, its gradient and its momentum")
+    passing = Line(
+        N_("the update's temporaries"), temporaries, "numbers a row; uncompiled, copies of a matrix"
+    )
+    scratch = Line(N_("zeros to try the update out on"), zeros, "a matrix, its gradient and its momentum")
     if not setting.compile:
         return (Moment(UPDATE, (scratch, passing)),)
     return Moment(UPDATE, (passing,)), Moment(TRYING_OUT, (scratch, passing, buffer_to_clear_with(l2_bytes)))

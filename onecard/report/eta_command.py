@@ -38,12 +38,18 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def eta_command(source: str, known: Known, *, config_file: str | None, gpu: str | None, as_json: bool) -> int:
+def eta_command(
+    source: str, known: Known, *, config_file: str | None, gpu: str | None, as_json: bool,
+    usual_gpu: str | None = None,
+) -> int:  # fmt: skip
+    """`usual_gpu` counts where neither `gpu` nor the log says which card it is."""
     with english(as_json):
-        return _eta(source, known, config_file, gpu, as_json)
+        return _eta(source, known, config_file, gpu, as_json, usual_gpu)
 
 
-def _eta(source: str, known: Known, config_file: str | None, gpu: str | None, as_json: bool) -> int:
+def _eta(
+    source: str, known: Known, config_file: str | None, gpu: str | None, as_json: bool, usual_gpu: str | None
+) -> int:
     card = match_rates(gpu) or find_card(gpu) if gpu is not None else None
     known = _with_config(known, config_file)
     text = decode(_content(source))
@@ -71,7 +77,7 @@ def _eta(source: str, known: Known, config_file: str | None, gpu: str | None, as
             config, damage = there.config(), there.damage()
             known, log = replace(known, config=config), there.facts_for(log, config)
             damage = "; ".join(filter(None, (damage, there.damaged_data(config))))
-    found = estimate(log, replace(known, card=card or _card_of(log)))
+    found = estimate(log, replace(known, card=card or _card_of(log, usual_gpu)))
     before = tuple(note for note in (_pause_of(source), damage) if note)
     found = replace(found, notes=(*before, *found.notes))
     now = datetime.now().astimezone()
@@ -125,14 +131,16 @@ def _pause_of(source: str) -> str:
     return told.format(how=f"--out_dir={source} --resume-now")
 
 
-def _card_of(log: Log) -> Card | None:
-    """The card the log names, else this machine's."""
+def _card_of(log: Log, usual_gpu: str | None) -> Card | None:
+    """The card the log names, else the usual one, else this machine's."""
     if log.is_of_cpu:
         return None
     if "gpu" in log.facts:
         return match_rates(str(log.facts["gpu"]))
     if log.format == ONECARD and all(mfu is None for mfu in log.steps.mfus):
         return None  # it ran on a CPU, or on a card nobody knows
+    if usual_gpu is not None:
+        return match_rates(usual_gpu)
     return next((gpu.card for gpu in local_gpus()), None)
 
 

@@ -24,8 +24,8 @@ from onecard.optim.region_buffers import Storage
 from onecard.plan.bill import is_refined
 from onecard.plan.lines import GIB, total
 from onecard.plan.rates import ANY_CARD, rates_of
+from onecard.plan.resident import resident
 from onecard.plan.search import Question, chosen
-from onecard.plan.standing import standing
 from onecard.train.first_setting import open_fit, process_bytes, told_at_start
 from onecard.train.fit import Fit
 from onecard.train.memory import allocator_bytes, cap_memory, forget, ran_out, reserve_of
@@ -146,7 +146,7 @@ def _first_stepper(
     chosen = fit.setting
     while True:
         try:
-            room = fit.choice.has_room_to_record
+            room = fit.choice.has_room_to_capture
             stepper = new_stepper(model, config, fit.setting, device, dtype, compiled=compiled, room=room)
             break
         except Exception as error:
@@ -222,7 +222,7 @@ def _check_memory(
 ) -> None:
     """What no activation can make smaller must fit, or nothing will."""
     storage, training = storage_of(setting), not config.eval_only
-    held = standing(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
+    held = resident(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
     needed = total(held.card) if training else shape.parameters * torch_dtype(dtype).itemsize
     on_card = device.startswith("cuda")
     if training and not on_card and storage.offload != "none":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from onecard.errors import first_line
-from onecard.plan.host import HOST_BOUND
+from onecard.plan.host import LAUNCH_BOUND
 from onecard.train.memory import forget, is_out_of_memory
 
 Compute = Callable[..., Tensor]
@@ -123,7 +123,7 @@ class Replay:
             if self._measure is None or self._passes[kind] != _PLAIN_PASSES:
                 return self._plain(*inputs)
             result, share = self._measure(self._plain, inputs)
-            self._worth[kind] = share >= HOST_BOUND
+            self._worth[kind] = share >= LAUNCH_BOUND
             return result
         return self._recordings[kind].play(inputs)
 

@@ -18,7 +18,7 @@ from onecard.model.rounding import noise_key
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates, Rules, adamw_for_all
-from onecard.plan.bill import micro_batch_bytes, recorded_bytes
+from onecard.plan.bill import captured_bytes, micro_batch_bytes
 from onecard.run.checkpoint import TrainingState
 from onecard.train.memory import is_capped, is_out_of_memory, measure_afresh, peak_memory_gib
 from onecard.train.replay import (
@@ -120,7 +120,7 @@ class Stepper:
         if not is_capped(self.device):
             return CudaRecording(compute, inputs)  # it grows as it needs to, and holds no more than that
         setting = self._setting_of(len(inputs[0]))
-        room = recorded_bytes(self.model.shape, setting, self.dtype, self.dropout)
+        room = captured_bytes(self.model.shape, setting, self.dtype, self.dropout)
         return CudaRecording(compute, inputs, room)
 
     def _setting_of(self, sequences: int) -> Setting:

@@ -79,7 +79,7 @@ def test_a_row_holds_the_figures_and_its_marks(
         "derived",
     ] in rows  # the one in this machine
     assert ["T4", "16", "320", "65.0*", "70", "7.5", "datasheet", "+"] in rows
-    assert ["RX", "7900", "XTX", "24", "960", "122.8", "355", "-", "recalled", "+"] in rows
+    assert ["RX", "7900", "XTX", "24", "960", "122.8", "355", "-", "unverified", "+"] in rows
 
 
 def test_the_machine_comes_first_with_who_uses_it(
@@ -102,7 +102,7 @@ def test_the_machine_comes_first_with_who_uses_it(
         assert expected in head
 
 
-def test_what_the_driver_does_not_tell_is_said(
+def test_what_the_driver_does_not_report_is_said(
     machine_with: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine_with(
@@ -114,10 +114,10 @@ def test_what_the_driver_does_not_tell_is_said(
     show.gpus_command(None, everything=True, as_json=False)
     out = capsys.readouterr().out
     assert "GPU 0: Odd card (not among the known cards)" in out
-    assert "memory    not told, not told free" in out
-    assert "used by   the driver does not tell" in out
-    assert "used by   somebody the driver does not name, 8.00 GiB" in out
-    assert "used by   nobody" in out
+    assert "memory    not reported, not reported free" in out
+    assert "used by   the driver does not report it" in out
+    assert "used by   a process the driver does not name, 8.00 GiB" in out
+    assert "used by   no process" in out
     assert "1 core," in out
 
 

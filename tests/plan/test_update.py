@@ -20,7 +20,7 @@ from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
 from onecard.plan.activations import TRYING_OUT
 from onecard.plan.answer import question_of
-from onecard.plan.bill import graph_bytes, training_bill
+from onecard.plan.bill import Facts, graph_bytes, training_bill
 from onecard.plan.update import UPDATE, update_bytes, update_moments
 
 LAYER = {"attn.c_attn": (768, 256), "mlp.c_fc": (1024, 256), "mlp.c_proj": (256, 1024)}
@@ -96,7 +96,7 @@ def test_the_bill_has_it_where_there_is_any(
 ) -> None:
     found = update_moments(SHAPE[shape], setting, "bfloat16", by_muon=muon, l2_bytes=60 * 2**20)
     assert [moment.name for moment in found] == moments
-    bill = training_bill(SHAPE[shape], setting, by_muon=muon)
+    bill = training_bill(SHAPE[shape], setting, facts=Facts(by_muon=muon))
     names = [moment.name for moment in bill.moments]
     assert names.count(UPDATE) == (UPDATE in moments)
     assert names.count(TRYING_OUT) == (1 + (TRYING_OUT in moments) if setting.compile else 0)
@@ -106,7 +106,7 @@ def test_the_bill_has_it_where_there_is_any(
 def test_it_is_never_what_a_usual_micro_batch_runs_out_by(shape: Shape) -> None:
     """So all that was measured before it was counted stands."""
     for setting in (Setting(1, 1024), Setting(1, 1024, "block", "gradients", "bf16", "int8")):
-        bill = training_bill(shape, setting, by_muon=shape.arch != "gpt2")
+        bill = training_bill(shape, setting, facts=Facts(by_muon=shape.arch != "gpt2"))
         assert not any("update" in line.name for line in bill.tightest.lines)
 
 
@@ -116,10 +116,10 @@ def test_a_recording_needs_room_for_the_update_beside_it() -> None:
     choice = asked.answer(Setting(8, 4096))
     taken = update_bytes(asked.shape, choice.setting, asked.dtype, by_muon=True)
     graph = graph_bytes(asked.shape, choice.setting, asked.dtype, last=choice.last_micro_batch)
-    assert taken > 0 and choice.recording_bytes == graph + taken
+    assert taken > 0 and choice.capture_bytes == graph + taken
     need = choice.bill.process + graph + taken
-    assert dataclasses.replace(asked, allowed=need).answer(choice.setting).has_room_to_record
-    assert not dataclasses.replace(asked, allowed=need - 1).answer(choice.setting).has_room_to_record
+    assert dataclasses.replace(asked, allowed=need).answer(choice.setting).has_room_to_capture
+    assert not dataclasses.replace(asked, allowed=need - 1).answer(choice.setting).has_room_to_capture
 
 
 def test_regions_are_cut_where_the_compiler_would_count_in_more_bits() -> None:

@@ -19,7 +19,7 @@ from onecard.errors import UserError
 from onecard.model.decoder import Decoder
 from onecard.optim import regions
 from onecard.optim.optimizer import Optimizer
-from onecard.plan import standing as standing_module
+from onecard.plan import resident as resident_module
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
@@ -115,7 +115,7 @@ def _subclasses(owner: Any) -> Iterator[Any]:
 def test_a_hundred_times_out_of_memory_changes_nothing(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, in_float64: None
 ) -> None:
-    for module in (regions, standing_module):
+    for module in (regions, resident_module):
         monkeypatch.setattr(module, "PIECE", 2**10)  # small beside this small model: offloading saves
     monkeypatch.setattr(Fit, "may_offload", True)  # as on a card
     wider = "--n_embd=36"  # a shape of its own: what stands is remembered by shape

@@ -347,7 +347,7 @@ def test_a_changed_setting_is_recorded_anew(workplace: Path, monkeypatch: pytest
         return fit.setting
 
     monkeypatch.setattr(Fit, "down", down)
-    monkeypatch.setattr(Choice, "has_room_to_record", property(lambda c: c.setting.recompute != "block"))
+    monkeypatch.setattr(Choice, "has_room_to_capture", property(lambda c: c.setting.recompute != "block"))
     monkeypatch.setattr(Stepper, "run", _full_at(Stepper.run, 2, 4, 6))
     monkeypatch.setattr("onecard.train.step.host_share", lambda compute, inputs: (compute(*inputs), 0.0))
     train(config())

@@ -23,7 +23,7 @@ from onecard.data.prefetch import Prefetcher
 from onecard.model.gpt2 import GPT2
 from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates
-from onecard.plan.bill import training_bill
+from onecard.plan.bill import Facts, training_bill
 from onecard.plan.lines import total
 from onecard.train.engine import graphs_of
 from onecard.train.replay import CudaRecording, Replay
@@ -195,8 +195,8 @@ def test_a_recording_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.Mo
     assert stepper.replay is not None and stepper.replay.held_bytes == 200
     for sequences_at_once, room in rooms.items():
         setting = Setting(sequences_at_once, 32, "mlp", compile=False, cuda_graphs=True)
-        bill = training_bill(SHAPE, setting, "float32", dropout=0.1)
-        kept = bill.steady - total(bill.standing.card) - bill.workspace.bytes
+        bill = training_bill(SHAPE, setting, "float32", facts=Facts(dropout=0.1))
+        kept = bill.steady - total(bill.resident.card) - bill.workspace.bytes
         assert room == kept
 
 
@@ -313,7 +313,7 @@ def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pyte
     def room(sequences: int) -> int:
         bill = training_bill(SHAPE, Setting(sequences, stepper.model.loss_chunk, compile=False), "float32")
         slack = bill.reserved - bill.allocated
-        return bill.steady - total(bill.standing.card) - bill.workspace.bytes + slack
+        return bill.steady - total(bill.resident.card) - bill.workspace.bytes + slack
 
     assert asked == [room(4), room(4), room(4), room(3)]
 

@@ -21,10 +21,10 @@ from onecard.optim.lowbit import Int8State
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.recipe import rules_of
 from onecard.optim.region_buffers import Storage
-from onecard.plan import standing as counted
+from onecard.plan import resident as counted
 from onecard.plan.bill import is_refined
 from onecard.plan.lines import total
-from onecard.plan.standing import standing
+from onecard.plan.resident import resident
 
 VOCAB = 301
 MODELS = {
@@ -97,11 +97,11 @@ def test_every_storage_is_counted_as_it_is_allocated(
             storage=Storage(masters, states, offload),
         )  # fmt: skip
         setting = Setting(1, 128, offload=offload, master_weights=masters, optim_states=states)
-        ours = standing(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
+        ours = resident(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
         card, home = total(ours.card), total(ours.host)
         if config.by_muon and dtype == "bfloat16":
             # A CPU iterates in fp32.
-            room = {d: next(line for line in standing(shape, setting, d, by_muon=True).card
+            room = {d: next(line for line in resident(shape, setting, d, by_muon=True).card
                             if line.name == "Muon's room").bytes for d in (dtype, "float32")}  # fmt: skip
             card += room["float32"] - room["bfloat16"]
         assert (card, home) == (pytest.approx(allocated(optimizer)[0], abs=8), allocated(optimizer)[1])
@@ -135,5 +135,5 @@ def test_a_model_of_any_size_is_counted_at_once() -> None:
     began = time.process_time()
     for micro_batch in range(1, 300):
         for offload in ("none", "optimizer", "gradients"):
-            standing(huge, Setting(micro_batch, 512, "block", offload), "bfloat16", by_muon=False)
+            resident(huge, Setting(micro_batch, 512, "block", offload), "bfloat16", by_muon=False)
     assert time.process_time() - began < 2.0
