@@ -21,15 +21,15 @@ from onecard.plan.options import Options as PlanOptions
 from onecard.terminal import folded, say, show, show_json
 
 INTERRUPTED = 130
-_AS_JSON = "print the facts as JSON, for programs"
+_AS_JSON = N_("print the facts as JSON, for programs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Config):
-    groups: ClassVar[tuple[str, ...]] = ("a job that is running", "options")
+    groups: ClassVar[tuple[str, ...]] = (N_("a job that is running"), "options")
 
     # fmt: off
-    pause: bool = option("bool", "the job in --out_dir lets go of the card, with its state in host memory", group="a job that is running")
+    pause: bool = option("bool", "the job in --out_dir frees the card and keeps its state in host memory", group="a job that is running")
     resume_now: bool = option("bool", "and takes the card again, where it was", group="a job that is running")
     json: bool = option("bool", "print the summary as JSON, for programs")
     # fmt: on
@@ -101,7 +101,7 @@ class ExportOptions(Config):
     # fmt: on
 
 
-class Facts(Protocol):
+class HasJson(Protocol):
     def to_json(self) -> Any: ...
 
 
@@ -135,7 +135,7 @@ def prepare(options: PrepareOptions, inputs: list[str]) -> int:
     return 0
 
 
-def _show(facts: Facts, as_json: bool, text: Callable[[], str]) -> None:
+def _show(facts: HasJson, as_json: bool, text: Callable[[], str]) -> None:
     if as_json:
         show_json(json.dumps(facts.to_json(), indent=1))
     else:
@@ -164,7 +164,7 @@ def train(options: TrainOptions, words: list[str]) -> int:
 
         directory = RunDirectory(config.out_dir)
         if options.pause:
-            show(ask_to_pause(directory, tell=say))
+            show(ask_to_pause(directory, say=say))
         else:
             show(ask_to_go_on(directory))
         return 0
@@ -207,7 +207,10 @@ def export(options: ExportOptions, words: list[str]) -> int:
     def note(text: str) -> None:
         say(_("note: {text}").format(text=text))
 
-    show(export_run(out_dir, target, step=options.step, to=to, note=note))
+    exported = export_run(out_dir, target, step=options.step, to=to, note=note)
+    show(exported.written)
+    if sys.stderr.isatty():  # a person looks on
+        say(exported.next)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 from onecard.config.knobs import Config, load_config, option
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
-from onecard.language import _
+from onecard.language import N_, _
 from onecard.plan.cost import CURRENCY, PRICE, Prices, usual_idle_watts
 
 _CLOCK = r"([01]?[0-9]|2[0-3]):([0-5][0-9])"
@@ -23,7 +23,7 @@ _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "su
 class Options(Config):
     """What `onecard plan` is asked, besides the config."""
 
-    groups: ClassVar[tuple[str, ...]] = ("the card", "what to answer", "money")
+    groups: ClassVar[tuple[str, ...]] = (N_("the card"), N_("what to answer"), N_("money"))
 
     # fmt: off
     gpu: str | None = option("str", "the card to plan for; this machine's unless given", group="the card", value="CARD")

@@ -19,13 +19,13 @@ from onecard.files import open_plain
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.language import _, english, ngettext, number
-from onecard.report.beside import beside
 from onecard.report.eta import Eta, Range, estimate
 from onecard.report.known import Known
 from onecard.report.log_patterns import TRAINER
 from onecard.report.log_text import MAX_BYTES, decode
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, read_log
 from onecard.report.mfu import percent
+from onecard.report.run_folder import run_folder
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import is_paused
 from onecard.terminal import columns, hanging, say, show, show_json
@@ -59,7 +59,7 @@ def _eta(
             _("in {source} are losses of the Hugging Face Trainer, but no times").format(
                 source=_name(source)
             ),
-            _("it tells those in its progress bar alone"),
+            _("times are in its progress bar alone"),
             _("add a line of that: {line}").format(line="10%|█ | 500/5000 [12:34<1:53:06,  1.51s/it]"),
             exit_code=1,
         )
@@ -71,12 +71,12 @@ def _eta(
             exit_code=1,
         )
     damage = ""
-    if (there := beside(source)) is not None:
-        log = there.since_last_start(log)
+    if (folder := run_folder(source)) is not None:
+        log = folder.since_last_start(log)
         if known.config is None:
-            config, damage = there.config(), there.damage()
-            known, log = replace(known, config=config), there.facts_for(log, config)
-            damage = "; ".join(filter(None, (damage, there.damaged_data(config))))
+            config, damage = folder.config(), folder.damage()
+            known, log = replace(known, config=config), folder.facts_for(log, config)
+            damage = "; ".join(filter(None, (damage, folder.damaged_data(config))))
     found = estimate(log, replace(known, card=card or _card_of(log, usual_gpu)))
     before = tuple(note for note in (_pause_of(source), damage) if note)
     found = replace(found, notes=(*before, *found.notes))
@@ -124,11 +124,11 @@ def _with_config(known: Known, config_file: str | None) -> Known:
 
 
 def _pause_of(source: str) -> str:
-    """What to say of a run that is paused; empty where it is not, or where that cannot be known."""
+    """A note that the run is paused; empty where it is not, or where that cannot be known."""
     if source == "-" or not Path(source).is_dir() or not is_paused(RunDirectory(source)):
         return ""
-    told = _("the run is paused: the time left counts from when it goes on (onecard train {how})")
-    return told.format(how=f"--out_dir={source} --resume-now")
+    note = _("the run is paused: the time left counts from when it goes on (onecard train {how})")
+    return note.format(how=f"--out_dir={source} --resume-now")
 
 
 def _card_of(log: Log, usual_gpu: str | None) -> Card | None:
@@ -232,8 +232,8 @@ def to_text(found: Eta, now: datetime) -> str:
     for name, text in rows:
         lines += hanging(f"  {name:<{wide}}  {text}", columns(of_a_pipe=WIDTH), wide + 4)
     if found.log_mfu is not None:
-        told = _("the log's MFU ({percent}): {why}")
-        lines += _paragraph(told.format(percent=percent(found.log_mfu), why=found.mfu_explanation))
+        sentence = _("the log's MFU ({percent}): {why}")
+        lines += _paragraph(sentence.format(percent=percent(found.log_mfu), why=found.mfu_explanation))
     lines += [line for note in found.notes for line in _paragraph(_("note: {text}").format(text=note))]
     return "\n".join(lines)
 

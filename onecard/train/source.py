@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
-from onecard.run.directory import RunDirectory, differences
+from onecard.run.changes import differences
+from onecard.run.directory import RunDirectory
 from onecard.run.foreign import refuse_foreign_folder
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
 from onecard.run.stored import Checkpoint, list_checkpoints, newest_intact, passed_over

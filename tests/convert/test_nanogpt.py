@@ -369,8 +369,8 @@ def test_damaged_and_other_files(tmp_path: Path, content: bytes, said: str) -> N
 @pytest.mark.parametrize(
     ("saved", "said"),
     [
-        ({"model": {}}, "no 'model_args'"),
-        ({"model_args": {}}, "no 'model'"),
+        ({"model": {}}, "it lacks: model_args"),
+        ({"model_args": {}}, "it lacks: model\n"),
         (OrderedDict(a=torch.ones(1)), "not a checkpoint of nanoGPT"),
         ([1, 2], "not a checkpoint of nanoGPT"),
         ({"model": [1], "model_args": {}}, "holds no model"),

@@ -7,6 +7,7 @@ depend on the machine (its card, its memory) are not here.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -293,6 +294,11 @@ def place(folder: Path) -> Path:
     for name, content in HOSTILE.items():
         (hostile / f"{name}.py").write_bytes(content)
     datasets(folder / "data")
+    for age, name in enumerate(
+        ("nanogpt/ckpt.pt", *(f"{run}/checkpoints" for run in ("nanochat", "damaged", "mine")))
+    ):
+        if (folder / name).exists():
+            os.utime(folder / name, (age, age))  # messages list the newest first
     return folder
 
 

@@ -485,7 +485,7 @@ def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pyte
         def __call__(self) -> bool:
             return bool(due) and runs[0].position.step >= due[0]
 
-        def wished(self) -> bool:
+        def requested(self) -> bool:
             return False  # taken back as soon as it is granted
 
         def granted(self, left: str = "") -> None:

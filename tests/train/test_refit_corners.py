@@ -86,7 +86,7 @@ def pause_when(monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
     """A wish to pause that stands as long as `wanted(granted)` says; `granted`: how often it was."""
     granted: list[int] = []
     plain = PauseRequest.granted
-    for name in ("__call__", "wished"):
+    for name in ("__call__", "requested"):
         monkeypatch.setattr(PauseRequest, name, lambda request: wanted(len(granted)))
     monkeypatch.setattr(
         PauseRequest, "granted", lambda request, *left: (granted.append(1), plain(request, *left))[1]
