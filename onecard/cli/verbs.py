@@ -281,7 +281,7 @@ VERBS = {verb.name: verb for verb in (
                              "or - to paste one")),), 1, 1, about=_ETA_ABOUT),
     Verb("gpus", N_("this machine's card, and figures of known ones"), "[CARD]", GpusOptions, gpus,
          (("CARD", N_("one card, as people say it: 4070, \"rtx4070 laptop\"")),), 0, 1),
-    Verb("config", N_("the card and prices that plan and eta count on"), "[NAME=VALUE ...]", NoOptions, config,
+    Verb("config", N_("the card and prices that plan and eta use"), "[NAME=VALUE]", NoOptions, config,
          (("NAME=VALUE", N_("gpu, host_ram (GiB), price (of a kWh, or a range), currency; NAME= forgets it")),),
          0, None, about=N_("What is given on the command line wins over it.")),
     Verb("bench", N_("measure this machine's card, in about 20 s"), "[CONFIG.py]", BenchOptions, bench,

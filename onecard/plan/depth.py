@@ -122,11 +122,11 @@ def show_depths(depths: Depths, console: Console) -> None:
     asked, target = depths.asked, depths.asked[0].target
     name = f"nanochat d{asked[0].config.depth}"
     for found in asked:
-        text = _("[green]{name} of {year} fits.[/green]")
+        text, colour = _("{name} of {year} fits."), "green"
         if found.choice is None:
-            text = _("[red]{name} of {year} does not fit: {what}.[/red]")
+            text, colour = _("{name} of {year} does not fit: {what}."), "red"
         year, what = str(found.config.generation), shortage(found.nearest)
-        console.print(text.format(name=name, year=year, what=what), highlight=False)
+        console.print(text.format(name=name, year=year, what=what), style=colour, highlight=False)
     console.print(predicted(asked[0]), highlight=False)
     card = f"{target.card.name}, {gib(target.capacity, 1)} GiB"
     headings = [_("October 2025"), "2026"]
@@ -197,9 +197,9 @@ def _show_rows(depths: Depths, console: Console) -> None:
 
 def _quantised() -> str:
     return _(
-        "Quantised weights (NF4, GPTQ, 2.5 bits) do not shorten pretraining: each weight is unpacked to bf16 "
-        "before it is multiplied, so a step takes as long or longer. QLoRA and its like keep these weights "
-        "as they are and train small additions to a finished model. Low-bit here is another thing: weights "
-        "kept in bf16 with stochastic rounding, optimizer states in int8; every weight is trained, and the "
-        "matmuls stay bf16."
+        "Quantised weights (NF4, GPTQ, 2 to 3 bits) do not shorten pretraining: each weight is unpacked to "
+        "bf16 before it is multiplied, so a step takes as long or longer. QLoRA and its like keep these "
+        "weights as they are and train small additions to a finished model. Low-bit here is another thing: "
+        "weights kept in bf16 with stochastic rounding, optimizer states in int8; every weight is trained, "
+        "and the matmuls stay bf16."
     )

@@ -68,7 +68,7 @@ class Options(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class _Price(Config):
-    price: float = option("float", "", default=PRICE, low=0, high=1_000_000)
+    price: float = option("float", "of the price", default=PRICE, low=0, high=1_000_000)
 
 
 def price_range(text: str) -> tuple[float, float]:

@@ -228,7 +228,7 @@ def predicted(answer: Answer) -> str:
     source = _("the card's figures")
     if measured is not None:
         source = _("onecard bench of {date}").format(date=measured.date)
-    text = _("[bold]Predicted[/bold] from {source}; speed and time: {expected}")
+    text = _("Predicted from {source}; speed and time: {expected}")
     return text.format(source=source, expected=expected(rates, answer.target))
 
 

@@ -328,7 +328,7 @@ def datasets(data: Path) -> None:
 
 
 # How long it took, and when it would be done.
-_CLOCK = re.compile(r"in [\d.]+ s\b|(?<=done )\d{4}-\d\d-\d\d\s+\d\d:\d\d|(?<=  done )[\s\S]*?now\n")
+_CLOCK = re.compile(r"in [\d.]+ s\b|(?<=done )\d{4}-\d\d-\d\d(\s+\d\d:\d\d)?|(?<=  done )[\s\S]*?now\n")
 
 
 @pytest.mark.parametrize("verb", CALLS)

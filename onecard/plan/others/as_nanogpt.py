@@ -191,7 +191,7 @@ def _show(question: Question, target: Target, options: Options, asked: Priced, o
     headings = [_("allocated GiB"), _("reserved GiB"), _("GiB with CUDA itself"), _("tokens/s"), _("time")]
     print_rows(out, _("Predicted"), "", headings, table)
     if question.rates is not None:
-        out.print(f"[dim]{_('speed')}: {expected(question.rates, target)}[/dim]", highlight=False)
+        out.print(_("speed") + f": {expected(question.rates, target)}", style="dim", highlight=False)
     if ours is not None and (remark := host_remark(target, ours)):
         out.print(remark, highlight=False)
     shares = [cost.evaluation_share for cost in (asked.cost, our_cost) if cost]
