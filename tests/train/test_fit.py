@@ -27,11 +27,11 @@ from onecard.plan.search import Question, settings
 from onecard.run.metrics import read_metrics
 from onecard.run.stored import list_checkpoints
 from onecard.train import evaluate as evaluate_module
+from onecard.train import host_copy as host_copy_module
 from onecard.train import loop as loop_module
-from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
-from onecard.train.first_setting import open_fit, told_at_start
+from onecard.train.first_setting import open_fit, setting_notes
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit
 from onecard.train.journal import Journal
 from onecard.train.loop import train
@@ -404,9 +404,9 @@ def test_low_bits_only_when_nothing_exact_fits_and_then_announced() -> None:
            "--offload=none"]  # fmt: skip
     fit = open_fit(question(14.5, *d32), on_card=True)
     assert not fit.setting.exact
-    assert any("low-bit" in text for text in told_at_start(fit))
+    assert any("low-bit" in text for text in setting_notes(fit))
     exact = open_fit(question(40.0, *d32), on_card=True)
-    assert (exact.setting.exact and told_at_start(exact) == []) or exact.setting.recompute != "none"
+    assert (exact.setting.exact and setting_notes(exact) == []) or exact.setting.recompute != "none"
 
 
 def test_auto_fit_off_refuses_before_anything_is_allocated() -> None:
@@ -419,7 +419,7 @@ def test_auto_fit_off_refuses_before_anything_is_allocated() -> None:
 def test_a_config_that_fits_is_left_as_it_is() -> None:
     asked = question(12.0)
     fit = open_fit(asked, on_card=True)
-    assert fit.setting == setting_of(asked.config, asked.shape) and told_at_start(fit) == []
+    assert fit.setting == setting_of(asked.config, asked.shape) and setting_notes(fit) == []
 
 
 def test_parking_frees_and_brings_back_every_bit(workplace: Path) -> None:
@@ -427,9 +427,9 @@ def test_parking_frees_and_brings_back_every_bit(workplace: Path) -> None:
     run = open_run(config())
     assert run.stepper is not None
     training = {n: t.clone() for n, t in run.stepper.export().weights.items()}
-    state = parking_module.park(run)
+    state = host_copy_module.move_to_host(run)
     assert run.stepper is None
-    parking_module.unpark(run, state, run.fit.setting)
+    host_copy_module.move_to_card(run, state, run.fit.setting)
     assert run.stepper is not None
     for name, tensor in run.stepper.export().weights.items():
         assert torch.equal(tensor, training[name])

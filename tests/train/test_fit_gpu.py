@@ -20,7 +20,7 @@ from onecard.run.stored import list_checkpoints
 from onecard.train import refit as refit_module
 from onecard.train.loop import Training, train
 from onecard.train.memory import allocator_bytes, allocator_retries, free_memory_gib
-from onecard.train.neighbours import look_at
+from onecard.train.other_processes import look_at
 
 pytestmark = [
     pytest.mark.gpu,

@@ -136,7 +136,7 @@ def test_a_second_ctrl_c_quits_at_once(workplace: Path, monkeypatch: pytest.Monk
         return real(self, *args)
 
     monkeypatch.setattr(Stepper, "backward", backward)
-    monkeypatch.setattr("onecard.train.interrupt._ONE_WISH_SECONDS", 0.0)
+    monkeypatch.setattr("onecard.train.interrupt._ONE_REQUEST_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         train(config())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

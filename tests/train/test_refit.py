@@ -25,9 +25,9 @@ from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import Question
 from onecard.run.metrics import read_metrics
+from onecard.train import host_copy as host_copy_module
 from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module
-from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import saving
 from onecard.train import start as start_module
@@ -114,7 +114,7 @@ def test_what_is_parked_is_saved_when_nothing_can_be_built_any_more(
 ) -> None:
     train(config("--out_dir=quiet", "--max_iters=7", "--eval_interval=100", "--lr_decay_iters=40"))
     full_at_step(monkeypatch, 7)
-    failed = fail_from(monkeypatch, parking_module, "new_stepper", range(10**6))
+    failed = fail_from(monkeypatch, host_copy_module, "new_stepper", range(10**6))
     with pytest.raises(UserError, match="out of memory"):
         train(config("--eval_interval=100"))
     assert failed, "the run was between two settings when it ended"
@@ -127,7 +127,7 @@ def test_an_error_of_another_kind_while_parked_is_told_and_the_steps_are_saved(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
 ) -> None:
     full_at_step(monkeypatch, 7)
-    fail_from(monkeypatch, parking_module, "new_stepper", range(10**6), RuntimeError("the driver is gone"))
+    fail_from(monkeypatch, host_copy_module, "new_stepper", range(10**6), RuntimeError("the driver is gone"))
     with pytest.raises(RuntimeError, match="the driver is gone"):
         train(config("--eval_interval=100"))
     assert saved_steps() == [7]
@@ -140,17 +140,17 @@ def test_a_card_lost_while_all_is_parked_costs_no_step(
     """The steps in flight cannot be asked for their losses any more, but the weights are in host memory."""
     lost = RuntimeError("CUDA error: unspecified launch failure")
     full_at_step(monkeypatch, 7)
-    plain = parking_module.park
+    plain = host_copy_module.move_to_host
 
-    def park(run: Any) -> Any:
+    def move_to_host(run: Any) -> Any:
         state = plain(run)
         fail_from(monkeypatch, torch, "stack", range(10**6), lost)
         if diverged:
             next(iter(state.weights.values()))[0] = torch.nan
         return state
 
-    monkeypatch.setattr(parking_module, "park", park)
-    fail_from(monkeypatch, parking_module, "new_stepper", range(10**6), lost)
+    monkeypatch.setattr(host_copy_module, "move_to_host", move_to_host)
+    fail_from(monkeypatch, host_copy_module, "new_stepper", range(10**6), lost)
     with pytest.raises(UserError, match="the card stopped working at step 7") as stopped:
         train(config("--eval_interval=100", "--log_interval=100"))
     assert saved_steps() == ([] if diverged else [7])
@@ -158,7 +158,7 @@ def test_a_card_lost_while_all_is_parked_costs_no_step(
     assert told in stopped.value.why
 
 
-@pytest.mark.parametrize("place", ["park", "new_stepper", "restore"])
+@pytest.mark.parametrize("place", ["move_to_host", "new_stepper", "restore"])
 @pytest.mark.parametrize("host", [False, True])
 def test_a_change_that_fails_itself_is_tried_in_another_way(
     workplace: Path,
@@ -171,7 +171,7 @@ def test_a_change_that_fails_itself_is_tried_in_another_way(
     """Also where it is the host that has no room: that is a UserError (optim/offload.py)."""
     train(config("--out_dir=quiet"))
     full_at_step(monkeypatch, 6)
-    owner = Stepper if place == "restore" else parking_module
+    owner = Stepper if place == "restore" else host_copy_module
     error = UserError("masters do not fit into this machine's memory") if host else MemoryError()
     tries = 1 if host else 4  # what the host refuses is not asked of it again
     failed = fail_from(monkeypatch, owner, place, range(tries), error)
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_runs_out_again_and_again_is_left_out(
 ) -> None:
     """As on a full disk: training is not made slower for it, and does not end."""
     train(config("--out_dir=quiet"))
-    tries = parking_module._SAVES
+    tries = host_copy_module._SAVES
     failed = fail_from(monkeypatch, saving, "save_checkpoint", range(tries + 2), error)
     assert train(config()).values["step"] == 20
     assert len(failed) == tries + 2
@@ -248,13 +248,13 @@ def test_ctrl_c_during_a_change_ends_the_run_after_it(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
 ) -> None:
     full_at_step(monkeypatch, 7)
-    plain = parking_module.park
+    plain = host_copy_module.move_to_host
 
-    def park(*arguments: Any) -> Any:
+    def move_to_host(*arguments: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
         return plain(*arguments)
 
-    monkeypatch.setattr(parking_module, "park", park)
+    monkeypatch.setattr(host_copy_module, "move_to_host", move_to_host)
     summary = train(config("--eval_interval=100"))
     assert summary.interrupted
     assert saved_steps() == [7]
@@ -274,7 +274,7 @@ def test_another_setting_decides_anew_what_is_recorded(
         settings.append(setting)
         return True
 
-    monkeypatch.setattr(parking_module, "graphs_of", chosen)
+    monkeypatch.setattr(host_copy_module, "graphs_of", chosen)
     fail_from(monkeypatch, Stepper, "run", range(7, 8))
     train(config())
     (changed,) = events("refitted")
@@ -289,8 +289,8 @@ def test_less_memory_after_a_pause_is_told(
 ) -> None:
     train(config("--out_dir=quiet"))
     monkeypatch.setattr(loop_module, "PauseRequest", lambda directory: ShortPause())
-    monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.0)
-    failed = fail_from(monkeypatch, parking_module, "new_stepper", range(failures))
+    monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.0)
+    failed = fail_from(monkeypatch, host_copy_module, "new_stepper", range(failures))
     train(config())
     assert len(events("paused")) == len(events("went on")) == 1
     assert [event["where"] for event in events("refitted")] == ["pause"] * (failures > 3), (

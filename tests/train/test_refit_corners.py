@@ -31,8 +31,8 @@ from onecard.run.pause import PauseRequest
 from onecard.run.stored import list_checkpoints
 from onecard.train import engine as engine_module
 from onecard.train import evaluate as evaluate_module
+from onecard.train import host_copy as host_copy_module
 from onecard.train import loop as loop_module
-from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
 from onecard.train.first_setting import open_fit
@@ -244,14 +244,14 @@ def test_where_speeds_are_not_known_nothing_larger_than_asked_for_is_climbed_to(
 
 
 def full_while_building(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
-    plain = parking_module.unpark
+    plain = host_copy_module.move_to_card
 
-    def unpark(run: Any, state: Any, wanted: Setting) -> None:
+    def move_to_card(run: Any, state: Any, wanted: Setting) -> None:
         if wanted == setting:
             raise torch.OutOfMemoryError(FULL)
         plain(run, state, wanted)
 
-    monkeypatch.setattr(parking_module, "unpark", unpark)
+    monkeypatch.setattr(host_copy_module, "move_to_card", move_to_card)
 
 
 def test_a_climb_that_cannot_be_built_is_not_told_as_one(
@@ -331,7 +331,7 @@ def test_a_changed_setting_is_recorded_anew(workplace: Path, monkeypatch: pytest
         plain(stepper, graphs)
 
     monkeypatch.setattr(Stepper, "record", noted)
-    monkeypatch.setattr("onecard.train.engine._can_record", lambda device, storage: True)
+    monkeypatch.setattr("onecard.train.engine._can_capture", lambda device, storage: True)
     plain_build = start_module.build_stepper
 
     def as_if_compiled(model: Decoder, *arguments: Any) -> Any:
@@ -349,7 +349,7 @@ def test_a_changed_setting_is_recorded_anew(workplace: Path, monkeypatch: pytest
     monkeypatch.setattr(Fit, "down", down)
     monkeypatch.setattr(Choice, "has_room_to_record", property(lambda c: c.setting.recompute != "block"))
     monkeypatch.setattr(Stepper, "run", _full_at(Stepper.run, 2, 4, 6))
-    monkeypatch.setattr("onecard.train.step.host_share", lambda compute, inputs: (compute(*inputs), 0.0))
+    monkeypatch.setattr("onecard.train.step.launch_share", lambda compute, inputs: (compute(*inputs), 0.0))
     train(config())
     assert asked[1:] == [("mlp", None), ("block", False), ("none", None)]
 

@@ -1,4 +1,4 @@
-"""Recording and replaying, with a recorder that a CPU has: the order of events is the same on a card."""
+"""Capture and replaying, with a recorder that a CPU has: the order of events is the same on a card."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from onecard.optim.rules import Rates
 from onecard.plan.bill import training_bill
 from onecard.plan.lines import total
 from onecard.train.engine import graphs_of
-from onecard.train.replay import CudaRecording, Replay
-from onecard.train.step import Stepper
+from onecard.train.replay import CudaCapture, Replay
+from onecard.train.step import StepOptions, Stepper
 
 SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=16, bias=False)
 
@@ -153,9 +153,12 @@ def test_steps_are_the_same_replayed(storage: Storage, dropout: float) -> None:
 
     def weights(graphs: bool) -> dict[str, Tensor]:
         stepper = Stepper(
-            GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=dropout, grad_clip=1.0,
-            storage=storage, seed=3,
-        )  # fmt: skip
+            GPT2.initialised(SHAPE, 1),
+            device="cpu",
+            dtype="float32",
+            storage=storage,
+            options=StepOptions(dropout=dropout, seed=3),
+        )
         if graphs:
             stepper.replay = Replay(stepper._loss_of, Recorder)
         sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
@@ -179,9 +182,12 @@ def test_a_recording_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.Mo
         return Recorder(compute, inputs)
 
     monkeypatch.setattr("onecard.train.step.is_capped", lambda device: capped[0])
-    monkeypatch.setattr("onecard.train.step.CudaRecording", recorder)
+    monkeypatch.setattr("onecard.train.step.CudaCapture", recorder)
     stepper = Stepper(
-        GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.1, grad_clip=1.0, graphs=True
+        GPT2.initialised(SHAPE, 1),
+        device="cpu",
+        dtype="float32",
+        options=StepOptions(dropout=0.1, graphs=True),
     )
     stepper.model.recompute, stepper.model.loss_chunk = "mlp", 32
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
@@ -246,7 +252,7 @@ def test_workspaces_are_freed_before_a_recording_goes(how: str, monkeypatch: pyt
             raise torch.OutOfMemoryError("CUDA out of memory")
         return x + 1
 
-    replay: Replay | None = Replay(compute, CudaRecording)
+    replay: Replay | None = Replay(compute, CudaCapture)
     assert replay is not None
     for _ in range(3):
         replay(torch.ones(2))
@@ -278,7 +284,7 @@ def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pyte
     capped = [False]
     monkeypatch.setattr("onecard.train.step.is_capped", lambda device: capped[0])
     monkeypatch.setattr(
-        "onecard.train.step.CudaRecording", lambda compute, inputs, room=0: Recorder(compute, inputs)
+        "onecard.train.step.CudaCapture", lambda compute, inputs, room=0: Recorder(compute, inputs)
     )
     plain = torch.empty
 
@@ -290,7 +296,7 @@ def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pyte
         return plain(*sizes, **named)
 
     monkeypatch.setattr(torch, "empty", empty)
-    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0)
+    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32")
     sequences = Sequences(MemoryTokens(6000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=11, micro_batch=4) as batches:
 
@@ -322,18 +328,16 @@ def test_a_stepper_tells_of_the_problem_once_and_goes_on() -> None:
     def failing(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
         raise RuntimeError("no")
 
-    stepper = Stepper(
-        GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0, seed=3
-    )
+    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", options=StepOptions(seed=3))
     stepper.replay = Replay(stepper._loss_of, failing)
-    assert stepper.news() == []
+    assert stepper.notes() == []
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=12, micro_batch=4) as batches:
         result = stepper.run(batches.next_step().micros, Rates(1e-2))
         assert result is not None
-        (told,) = stepper.news()
+        (told,) = stepper.notes()
         assert told.endswith("it does not work here: no")
-        assert stepper.news() == []
+        assert stepper.notes() == []
         assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
 
 
@@ -346,9 +350,7 @@ def test_another_setting_is_recorded_from_nothing(problem: str, again: bool) -> 
     def failing(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
         raise RuntimeError(problem)
 
-    stepper = Stepper(
-        GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0, seed=3
-    )
+    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", options=StepOptions(seed=3))
     stepper.record(True)
     first = stepper.replay
     assert first is not None
@@ -360,7 +362,7 @@ def test_another_setting_is_recorded_from_nothing(problem: str, again: bool) -> 
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=12, micro_batch=4) as batches:
         assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
-    assert len(stepper.news()) == 1
+    assert len(stepper.notes()) == 1
     stepper.record(True)
     assert (stepper.replay is not None) is again, "what does not work here is told once"
 

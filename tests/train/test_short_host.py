@@ -25,12 +25,12 @@ from onecard.plan.rates import rates_of
 from onecard.plan.search import Question
 from onecard.run.metrics import read_metrics
 from onecard.train import engine as engine_module
-from onecard.train import parking as parking_module
+from onecard.train import host_copy as host_copy_module
 from onecard.train import refit as refit_module
 from onecard.train.first_setting import open_fit
 from onecard.train.fit import Fit
 from onecard.train.loop import Training, train
-from onecard.train.memory import is_out_of_memory, is_the_hosts
+from onecard.train.memory import is_of_host_memory, is_out_of_memory
 from onecard.train.refit import Refit
 from onecard.train.saving import Saver
 from onecard.train.step import Stepper, StepResult, read
@@ -123,9 +123,9 @@ def test_a_recording_is_tried_by_the_memory_of_now() -> None:
     ]
     fit = fit_of(1.2, *words)
     assert fit.up(1000, 10 * GIB) is not None
-    assert not fit.choice.has_room_to_record and fit.room_to_record(10 * GIB)
-    assert not fit.room_to_record(fit.choice.bill.need + fit.choice.recording_bytes - 1)
-    assert fit.room_to_record(None) is fit.choice.has_room_to_record
+    assert not fit.choice.has_room_to_record and fit.room_to_capture(10 * GIB)
+    assert not fit.room_to_capture(fit.choice.bill.need + fit.choice.recording_bytes - 1)
+    assert fit.room_to_capture(None) is fit.choice.has_room_to_record
 
 
 # --- in a run
@@ -134,8 +134,8 @@ def always_down(monkeypatch: pytest.MonkeyPatch, *ways: str, then_none: int = 8)
     following = iter(range(10**6))
 
     def down(fit: Fit, step: int, allocator: float | None = None) -> Setting | None:
-        fit.in_vain += 1
-        if fit.in_vain > then_none:
+        fit.retries += 1
+        if fit.retries > then_none:
             return None
         fit.setting = replace(fit.setting, offload=ways[next(following) % len(ways)])
         return fit.setting
@@ -165,9 +165,9 @@ class Card:
             return 0.0 if self.full else 60 * GIB
 
         monkeypatch.setattr(Stepper, "run", run)
-        for module in (refit_module, parking_module):
+        for module in (refit_module, host_copy_module):
             monkeypatch.setattr(module, "free_for_tensors", free)
-        monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.0)
+        monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.0)
 
 
 def test_masters_are_not_made_of_what_was_rounded_for_a_setting_that_failed(
@@ -249,7 +249,7 @@ def test_memory_that_is_back_when_all_is_parked_is_taken(
     """Nothing could be built a moment ago; what there is now is enough."""
     card = Card(monkeypatch, at=7, looks=10**6)
     always_down(monkeypatch, "optimizer", then_none=3)
-    plain_wait, plain = Refit.wait, parking_module.new_stepper
+    plain_wait, plain = Refit.wait, host_copy_module.new_stepper
 
     def built(*arguments: Any, **named: Any) -> Stepper:
         if card.full:
@@ -257,11 +257,11 @@ def test_memory_that_is_back_when_all_is_parked_is_taken(
         return plain(*arguments, **named)
 
     def wait(refit: Refit, *arguments: Any) -> bool:
-        assert refit.run.parked is not None
+        assert refit.run.host_copy is not None
         card.full, card.left = False, 0
         return plain_wait(refit, *arguments)
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
     monkeypatch.setattr(Refit, "wait", wait)
     assert train(config()).values["step"] == 20
     assert not events("waits for memory")
@@ -272,14 +272,14 @@ def test_it_waits_where_the_host_refuses_last(workplace: Path, monkeypatch: pyte
     train(config("--out_dir=quiet"))
     Card(monkeypatch, at=7, looks=40)
     always_down(monkeypatch, "optimizer")
-    plain = parking_module.new_stepper
+    plain = host_copy_module.new_stepper
 
     def built(model: Any, config: Any, setting: Setting, *arguments: Any, **named: Any) -> Stepper:
         if setting.offload != "none":
             raise UserError(REFUSED)
         return plain(model, config, setting, *arguments, **named)
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
     assert train(config()).values["step"] == 20
     for name, expected in weights("quiet").items():
         torch.testing.assert_close(weights()[name], expected, atol=1e-5, rtol=1e-4)
@@ -309,7 +309,7 @@ def test_a_tight_setting_that_cannot_be_replaced_waits_too(
     for name in ("_speed", "_speed_from"):
         monkeypatch.setattr(Refit, name, lambda refit, *_: 100.0)
     always_down(monkeypatch, "optimizer", then_none=3)
-    plain, looks = parking_module.new_stepper, iter(range(10**6))
+    plain, looks = host_copy_module.new_stepper, iter(range(10**6))
     free = {"gib": 0.0}
 
     def built(*arguments: Any, **named: Any) -> Stepper:
@@ -321,10 +321,10 @@ def test_a_tight_setting_that_cannot_be_replaced_waits_too(
         free["gib"] = 60.0 if next(looks) > 20 else 0.0
         return free["gib"] * GIB
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
-    for module in (refit_module, parking_module):
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
+    for module in (refit_module, host_copy_module):
         monkeypatch.setattr(module, "free_for_tensors", there)
-    monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.0)
+    monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.0)
     assert train(config("--max_iters=30")).values["step"] == 30
     assert events("waits for memory")
 
@@ -446,8 +446,8 @@ def test_a_system_without_memory_for_a_process_is_out_of_memory() -> None:
         "could not create a primitive",
         "unable to mmap: Cannot allocate memory",
     ):
-        assert is_out_of_memory(RuntimeError(words)) and is_the_hosts(RuntimeError(words))
-    assert not is_the_hosts(torch.OutOfMemoryError(FULL)) and not is_the_hosts(
+        assert is_out_of_memory(RuntimeError(words)) and is_of_host_memory(RuntimeError(words))
+    assert not is_of_host_memory(torch.OutOfMemoryError(FULL)) and not is_of_host_memory(
         RuntimeError("CUDA error: out of memory")
     )
 
@@ -486,7 +486,7 @@ def test_a_start_beside_a_full_card_names_who_fills_it(monkeypatch: pytest.Monke
     total = 12 * GIB
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (GIB // 2, total))
     told = ["another program computes on this card: python (pid 7) holds 10.90 GiB"]
-    monkeypatch.setattr(engine_module, "told_about", lambda look: told)
+    monkeypatch.setattr(engine_module, "process_notes", lambda look: told)
     monkeypatch.setattr(engine_module, "look_at", lambda device: None)
     small = ["--max_iters=10", "--block_size=1024", "--batch_size=16", "--gradient_accumulation_steps=4"]
 
@@ -496,7 +496,7 @@ def test_a_start_beside_a_full_card_names_who_fills_it(monkeypatch: pytest.Monke
         question = Question(given, given.shape(50304), "bfloat16", rates, GIB // 2, None, (8, 9))
         with pytest.raises(UserError) as error:
             open_fit(question, on_card=True)
-        return engine_module._beside_others(error.value, question, "cuda")
+        return engine_module._others_hold_too_much(error.value, question, "cuda")
 
     alone = refused()
     assert alone.what == "others hold too much of the card: 0.50 GiB of it are left"

@@ -29,18 +29,18 @@ from onecard.plan.search import Question, settings
 from onecard.plan.update import update_moments
 from onecard.run.stored import list_checkpoints
 from onecard.train import engine as engine_module
+from onecard.train import host_copy as host_copy_module
 from onecard.train import journal as journal_module
-from onecard.train import parking as parking_module
-from onecard.train import probe as probe_module
+from onecard.train import probes as probes_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
-from onecard.train.first_setting import open_fit, plan_of, process_bytes, told_at_start
+from onecard.train.first_setting import open_fit, plan_of, process_bytes, setting_notes
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit
 from onecard.train.loop import train
-from onecard.train.neighbours import Look
+from onecard.train.other_processes import Look
 from onecard.train.refit import _OF_TRAINING, Refit
+from onecard.train.speed_watch import Verdict
 from onecard.train.step import Stepper
-from onecard.train.watch import Verdict
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 
@@ -65,7 +65,7 @@ def test_a_micro_batch_too_small_for_the_card_is_made_larger() -> None:
     assert given.fits, "nothing forces it"
     assert fit.setting.micro_batch > 1 and 64 % fit.setting.micro_batch == 0, "the same step"
     assert fit.choice.tokens_per_s > 1.03 * given.tokens_per_s
-    (told,) = told_at_start(fit)
+    (told,) = setting_notes(fit)
     assert "faster by prediction" in told and f"--batch_size={fit.setting.micro_batch}" in told
 
 
@@ -80,7 +80,7 @@ def test_what_is_hardly_faster_is_left_alone() -> None:
     assert (
         asked.answer(dataclasses.replace(fit.setting, micro_batch=64)).tokens_per_s > fit.choice.tokens_per_s
     )
-    assert fit.as_given and told_at_start(fit) == []
+    assert fit.as_given and setting_notes(fit) == []
 
 
 def test_the_plan_of_a_run_has_the_names_of_the_plan_command() -> None:
@@ -305,9 +305,9 @@ def test_what_comes_late_is_tried_first(workplace: Path, monkeypatch: pytest.Mon
     words = [*text_data(), "--dataset=text", "--sample_tokens=8"]
     order: list[str] = []
     for name in ("_evaluation", "_sampling", "_checkpoint"):
-        plain = getattr(probe_module, name)
+        plain = getattr(probes_module, name)
         monkeypatch.setattr(
-            probe_module, name, lambda run, name=name, plain=plain: (order.append(name), plain(run))
+            probes_module, name, lambda run, name=name, plain=plain: (order.append(name), plain(run))
         )
     plain_run = Stepper.run
     monkeypatch.setattr(
@@ -335,7 +335,7 @@ def test_a_checkpoint_that_cannot_be_made_is_no_surprise_after_an_hour(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that is short for a moment is waited for; one that stays so ends the run before it begins."""
-    plain, calls, done = probe_module._checkpoint, iter(range(100)), []
+    plain, calls, done = probes_module._checkpoint, iter(range(100)), []
 
     def full(run: Any) -> None:
         if next(calls) < 2:
@@ -343,13 +343,13 @@ def test_a_checkpoint_that_cannot_be_made_is_no_surprise_after_an_hour(
         done.append(run.position.step)
         plain(run)
 
-    monkeypatch.setattr(probe_module, "_checkpoint", full)
+    monkeypatch.setattr(probes_module, "_checkpoint", full)
     summary = train(config())
     assert done == [0]
     assert not events("refitted"), "no setting gives the host's memory back"
     assert summary.values["step"] == 24
     fail = MemoryError()
-    monkeypatch.setattr(probe_module, "_checkpoint", lambda run: (_ for _ in ()).throw(fail))
+    monkeypatch.setattr(probes_module, "_checkpoint", lambda run: (_ for _ in ()).throw(fail))
     with pytest.raises(UserError, match="checkpoint of step 0 could not be written: out of memory") as ended:
         train(config("--out_dir=other"))
     assert "the host's memory" in ended.value.hint and ended.value.why == "MemoryError"
@@ -412,7 +412,7 @@ def test_a_driver_that_spills_is_a_shortage_and_a_neighbour_is_only_told(
 ) -> None:
     answers = iter([Verdict(reason, "a step takes 9 s instead of 1 s: ...", 1.0, 9.0, 2**20)])
     monkeypatch.setattr(refit_module.Refit, "_on_card", property(lambda refit: True))
-    monkeypatch.setattr(parking_module, "_WAIT", 0.0)
+    monkeypatch.setattr(host_copy_module, "_WAIT", 0.0)
     monkeypatch.setattr(refit_module.SpeedWatch, "step_took", lambda watch, seconds, steps=1: steps > 0)
     monkeypatch.setattr(refit_module.SpeedWatch, "verdict", lambda watch, look: next(answers, None))
     summary = train(config())

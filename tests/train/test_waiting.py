@@ -19,7 +19,7 @@ from onecard.errors import UserError
 from onecard.plan.lines import GIB
 from onecard.run.metrics import read_metrics
 from onecard.run.stored import list_checkpoints
-from onecard.train import parking as parking_module
+from onecard.train import host_copy as host_copy_module
 from onecard.train import refit as refit_module
 from onecard.train.loop import train
 from onecard.train.step import Stepper
@@ -43,14 +43,14 @@ class Neighbour:
         def free(run: Any) -> float:
             if not self.has_it:
                 return 60.0 * GIB
-            if run.parked is not None:
+            if run.host_copy is not None:
                 self.left -= 1
             return self.leaves * GIB
 
         monkeypatch.setattr(Stepper, "backward", backward)
-        for module in (refit_module, parking_module):
+        for module in (refit_module, host_copy_module):
             monkeypatch.setattr(module, "free_for_tensors", free)
-        monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.0)
+        monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.0)
 
     @property
     def has_it(self) -> bool:
@@ -80,7 +80,7 @@ def test_it_goes_on_when_they_give_it_back(
 def test_a_kill_while_it_waits_loses_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     neighbour = Neighbour(monkeypatch, at=7, looks=1000)
     seen: list[int] = []
-    plain = parking_module.take_card
+    plain = host_copy_module.take_card
 
     def take(run: Any, *arguments: Any, **named: Any) -> Any:
         seen.append(list_checkpoints(Path("out/checkpoints"))[-1].step)
@@ -88,7 +88,7 @@ def test_a_kill_while_it_waits_loses_nothing(workplace: Path, monkeypatch: pytes
             os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
         return plain(run, *arguments, **named)
 
-    monkeypatch.setattr(parking_module, "take_card", take)
+    monkeypatch.setattr(host_copy_module, "take_card", take)
     summary = train(config())
     assert seen[0] == 7, "saved before it waits"
     assert summary.values["step"] == 7
@@ -114,14 +114,14 @@ def test_also_amid_a_change_of_setting(
 ) -> None:
     """Nothing can be put in place, and all is parked: that is no end either."""
     neighbour = Neighbour(monkeypatch, at=7, looks=40)
-    plain = parking_module.new_stepper
+    plain = host_copy_module.new_stepper
 
     def built(*arguments: Any, **named: Any) -> Any:
         if neighbour.has_it:
             raise torch.OutOfMemoryError(FULL)
         return plain(*arguments, **named)
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
     assert train(config("--optimizer=muon")).values["step"] == 20
     for name, tensor in weights().items():
         torch.testing.assert_close(tensor, undisturbed[name], atol=1e-5, rtol=1e-4)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from onecard.hardware.machine import GIB, GpuProcess
 from onecard.hardware.measured import Load
-from onecard.train.neighbours import Look
+from onecard.train.other_processes import Look
 from onecard.train.pace import SETTLING_STEPS
-from onecard.train.watch import IN_A_ROW, LOOK_SECONDS, MOST_TOLD, SpeedWatch, Verdict
+from onecard.train.speed_watch import IN_A_ROW, LOOK_SECONDS, MOST_REPORTS, SpeedWatch, Verdict
 
 ROOMY = Look(4 * GIB, 12 * GIB)
 FULL = Look(GIB // 10, 12 * GIB)
@@ -180,10 +180,10 @@ def test_what_gets_slow_in_two_leaps_is_told_with_the_last_one() -> None:
 
 def test_what_comes_and_goes_is_not_told_forever() -> None:
     watch, told = settled(spills=True), []
-    for _ in range(MOST_TOLD + 5):
+    for _ in range(MOST_REPORTS + 5):
         told += feed(watch, [3 * LONG] * 10, SHARED) + feed(watch, [LONG] * 40)
-    assert [verdict.reason for verdict in told] == ["shared", "back"] * MOST_TOLD
-    assert ["not told again" in verdict.text for verdict in told].index(True) == 2 * MOST_TOLD - 2
+    assert [verdict.reason for verdict in told] == ["shared", "back"] * MOST_REPORTS
+    assert ["not told again" in verdict.text for verdict in told].index(True) == 2 * MOST_REPORTS - 2
     assert [v.reason for v in feed(watch, [3 * LONG] * 10, FULL)] == ["spilling"]  # that is not only told
 
 

@@ -23,8 +23,8 @@ from onecard.plan.lines import GIB
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause
 from onecard.run.stored import list_checkpoints
+from onecard.train import host_copy as host_copy_module
 from onecard.train import loop as loop_module
-from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import saving
 from onecard.train.loop import Training, train
@@ -38,7 +38,7 @@ LONG = 60.0  # seconds, for a machine with much else to do
 
 @pytest.fixture(autouse=True)
 def without_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.05)
+    monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.05)
 
 
 def asked_at(monkeypatch: pytest.MonkeyPatch, step: int, asking: Callable[[], None]) -> list[Any]:
@@ -86,7 +86,7 @@ def names() -> set[str]:
 
 def full_while(monkeypatch: pytest.MonkeyPatch, full: Callable[[], bool]) -> list[Any]:
     """Building a setting runs out as long as `full` says; the settings tried."""
-    plain, tried = parking_module.new_stepper, []
+    plain, tried = host_copy_module.new_stepper, []
 
     def built(model: Any, asked: Any, setting: Any, *arguments: Any, **named: Any) -> Any:
         tried.append(setting)
@@ -94,7 +94,7 @@ def full_while(monkeypatch: pytest.MonkeyPatch, full: Callable[[], bool]) -> lis
             raise torch.OutOfMemoryError(FULL)
         return plain(model, asked, setting, *arguments, **named)
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
     return tried
 
 
@@ -103,7 +103,7 @@ def test_a_second_wish_while_the_card_is_taken_back_is_another_pause(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was told at once that the card is free, and then forgotten."""
-    taking, gate, plain = threading.Event(), threading.Event(), parking_module.unpark
+    taking, gate, plain = threading.Event(), threading.Event(), host_copy_module.move_to_card
     answers: list[str] = []
 
     def slow(*arguments: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_second_wish_while_the_card_is_taken_back_is_another_pause(
         gate.wait(LONG)
         plain(*arguments)
 
-    monkeypatch.setattr(parking_module, "unpark", slow)
+    monkeypatch.setattr(host_copy_module, "move_to_card", slow)
 
     def asking() -> None:
         answers.append(ask_to_pause(OUT))
@@ -147,10 +147,10 @@ def test_a_wish_in_the_moment_in_which_the_last_one_ends_keeps_the_card_free(
         plain(request)
 
     monkeypatch.setattr(loop_module.PauseRequest, "going_on", going_on)
-    plain_unpark = parking_module.unpark
+    plain_unpark = host_copy_module.move_to_card
     monkeypatch.setattr(
-        parking_module,
-        "unpark",
+        host_copy_module,
+        "move_to_card",
         lambda *a: (taken.append((Path("out") / "pause").exists()), plain_unpark(*a)),
     )
 
@@ -240,7 +240,7 @@ def test_a_wish_while_waiting_for_memory_is_granted_at_once(
 ) -> None:
     full = [True]
     full_while(monkeypatch, lambda: full[0])
-    monkeypatch.setattr(parking_module, "_TRY_EVERY", 1000.0)
+    monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 1000.0)
 
     def asking() -> None:
         ask_to_pause(OUT)
@@ -258,13 +258,13 @@ def test_a_wish_while_waiting_for_memory_is_granted_at_once(
 def test_what_was_tried_in_vain_is_no_failure_of_the_settings(workplace: Path) -> None:
     fit = open_run(config()).fit
     fit.down(3)
-    before = fit.setting, fit.evaluation_batch, dict(fit._failed), set(fit._sizes), fit.in_vain
+    before = fit.setting, fit.evaluation_batch, dict(fit._failed), set(fit._sizes), fit.retries
     bring_back = fit.remembered()
     for _ in range(12):
         fit.down(3)
-    assert fit.in_vain and fit.evaluation_batch < before[1]
+    assert fit.retries and fit.evaluation_batch < before[1]
     bring_back()
-    assert (fit.setting, fit.evaluation_batch, fit._failed, fit._sizes, fit.in_vain) == before
+    assert (fit.setting, fit.evaluation_batch, fit._failed, fit._sizes, fit.retries) == before
 
 
 def test_memory_that_is_not_there_is_not_taken_bit_by_bit(
@@ -272,15 +272,15 @@ def test_memory_that_is_not_there_is_not_taken_bit_by_bit(
 ) -> None:
     """Masters alone may fit where no step does: the run would end at its first one."""
     run = open_run(config())
-    parking_module.park(run)
+    host_copy_module.move_to_host(run)
     need, there = run.fit.choice.bill.need, [0.0]
-    monkeypatch.setattr(parking_module, "free_for_tensors", lambda run: there[0])
+    monkeypatch.setattr(host_copy_module, "free_for_tensors", lambda run: there[0])
     setting, built = run.fit.setting, full_while(monkeypatch, lambda: False)
-    short = parking_module.take_card(run, need, smaller_too=True)
+    short = host_copy_module.take_card(run, need, smaller_too=True)
     assert short == f"{need / GIB:.2f} GiB are needed, 0.00 GiB are free"
-    assert not built and run.parked is not None and run.fit.setting == setting
+    assert not built and run.host_copy is not None and run.fit.setting == setting
     there[0] = need
-    assert parking_module.take_card(run, need, smaller_too=False) is None
+    assert host_copy_module.take_card(run, need, smaller_too=False) is None
     assert built == [setting] and run.stepper is not None
 
 
@@ -292,7 +292,7 @@ def test_a_pause_for_which_the_host_has_no_room_is_refused(
 ) -> None:
     train(config("--out_dir=quiet"))
     if how == "before":
-        monkeypatch.setattr(parking_module, "available_memory", lambda: 2**28)
+        monkeypatch.setattr(host_copy_module, "available_memory", lambda: 2**28)
     else:
         error = MemoryError() if how == "half-way" else RuntimeError("DefaultCPUAllocator: not enough memory")
         plain, copies = torch.Tensor.to, iter(range(10**6))
@@ -325,10 +325,10 @@ def test_a_change_of_places_asks_for_the_hosts_memory_too(
 ) -> None:
     run = open_run(config())
     stepper = run.stepper
-    monkeypatch.setattr(parking_module, "available_memory", lambda: 2**28)
+    monkeypatch.setattr(host_copy_module, "available_memory", lambda: 2**28)
     with pytest.raises(UserError, match="no room"):
-        parking_module.park(run)
-    assert run.stepper is stepper and run.parked is None
+        host_copy_module.move_to_host(run)
+    assert run.stepper is stepper and run.host_copy is None
 
 
 # --- a checkpoint of the paused step
@@ -374,11 +374,11 @@ def test_a_checkpoint_that_fails_does_not_end_the_pause(
 
 # --- what is said, and how fast
 def test_what_is_left_on_the_card_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parking_module, "process_bytes_on", lambda device: int(0.53 * GIB))
-    assert "0.53 GiB that CUDA itself keeps" in parking_module.left_on_card("cuda")
-    monkeypatch.setattr(parking_module, "process_bytes_on", lambda device: None)
-    assert "0.5 to 1 GiB" in parking_module.left_on_card("cuda")
-    assert "card" not in parking_module.left_on_card("cpu")
+    monkeypatch.setattr(host_copy_module, "process_bytes_on", lambda device: int(0.53 * GIB))
+    assert "0.53 GiB that CUDA itself keeps" in host_copy_module.left_on_card("cuda")
+    monkeypatch.setattr(host_copy_module, "process_bytes_on", lambda device: None)
+    assert "0.5 to 1 GiB" in host_copy_module.left_on_card("cuda")
+    assert "card" not in host_copy_module.left_on_card("cpu")
 
 
 def test_parking_needs_no_search_for_garbage(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,11 +388,11 @@ def test_parking_needs_no_search_for_garbage(workplace: Path, monkeypatch: pytes
     assert run.stepper is not None
     run.stepper.record(True)
     gone, searched, given_back = weakref.ref(run.stepper), [], []
-    monkeypatch.setattr(parking_module.gc, "collect", lambda: searched.append(1))
-    monkeypatch.setattr(parking_module, "give_back", lambda: given_back.append(gone() is None))
+    monkeypatch.setattr(host_copy_module.gc, "collect", lambda: searched.append(1))
+    monkeypatch.setattr(host_copy_module, "give_back", lambda: given_back.append(gone() is None))
     gc.disable()
     try:
-        parking_module.park(run)
+        host_copy_module.move_to_host(run)
     finally:
         gc.enable()
     assert gone() is None and not searched
@@ -410,7 +410,7 @@ def test_somebody_who_still_holds_the_old_state_is_looked_for(
     del around
     gc.disable()
     try:
-        parking_module.park(run)
+        host_copy_module.move_to_host(run)
     finally:
         gc.enable()
     assert gone() is None
@@ -451,7 +451,7 @@ def test_the_files_go_when_the_run_fails(workplace: Path, monkeypatch: pytest.Mo
     def broken(*arguments: Any) -> None:
         raise RuntimeError("the driver is gone")
 
-    monkeypatch.setattr(parking_module, "unpark", broken)
+    monkeypatch.setattr(host_copy_module, "move_to_card", broken)
 
     def asking() -> None:
         ask_to_pause(OUT)
@@ -467,10 +467,10 @@ def test_the_files_go_when_the_run_fails(workplace: Path, monkeypatch: pytest.Mo
 def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after a pause it is that of the weights alone: no reason to go on where no step fits."""
     run = open_run(config())
-    monkeypatch.setattr(parking_module, "peak_memory_gib", lambda device: 1e-6)
+    monkeypatch.setattr(host_copy_module, "peak_memory_gib", lambda device: 1e-6)
     predicted = run.fit.choice.bill.need
-    assert parking_module.needed_by(run, measured=False) == predicted
-    assert parking_module.needed_by(run, measured=True) == 1e-6 * 2**30 < predicted
+    assert host_copy_module.needed_by(run, measured=False) == predicted
+    assert host_copy_module.needed_by(run, measured=True) == 1e-6 * 2**30 < predicted
     asked: list[bool] = []
     monkeypatch.setattr(
         refit_module, "needed_by", lambda run, *, measured: (asked.append(measured), float(predicted))[1]

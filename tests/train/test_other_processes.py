@@ -14,15 +14,15 @@ from onecard.hardware.measured import Load
 from onecard.hardware.sensors import Sensors
 from onecard.plan.bill import CONTEXT
 from onecard.train import neighbours
-from onecard.train.neighbours import (
+from onecard.train.other_processes import (
     Look,
     careful_bytes,
     computes,
     look_at,
     others,
+    process_notes,
+    spilling_note,
     spilling_platform,
-    told_about,
-    told_about_spilling,
 )
 
 MIB = 2**20
@@ -36,40 +36,40 @@ FIREFOX = GpuProcess(901, "firefox", 600 * MIB, draws=True)
 
 
 def test_another_trainer_is_named_with_what_it_holds() -> None:
-    (told,) = told_about(Look(neighbours=(TRAINER,)))
+    (told,) = process_notes(Look(neighbours=(TRAINER,)))
     assert told.startswith("another program computes on this card: python (pid 4711) holds 5.20 GiB; ")
 
 
 def test_what_draws_is_one_line_with_the_sum() -> None:
-    (told,) = told_about(Look(neighbours=(FIREFOX, XORG)))
+    (told,) = process_notes(Look(neighbours=(FIREFOX, XORG)))
     assert told == "programs that draw (desktop, browser) hold 0.88 GiB of the card"
 
 
 def test_a_small_desktop_is_not_worth_a_line() -> None:
-    assert told_about(Look(neighbours=(GpuProcess(900, "Xorg", 60 * MIB, draws=True),))) == []
+    assert process_notes(Look(neighbours=(GpuProcess(900, "Xorg", 60 * MIB, draws=True),))) == []
 
 
 def test_where_the_driver_tells_no_memory_there_is_no_figure() -> None:
     silent = (GpuProcess(7, None, None), GpuProcess(8, "dwm.exe", None, draws=True))
-    trainer, desktop = told_about(Look(neighbours=silent))
+    trainer, desktop = process_notes(Look(neighbours=silent))
     assert "a program without a readable name (pid 7)" in trainer
     assert "does not tell" in desktop
     assert "GiB" not in trainer + desktop
 
 
 def test_a_sum_of_which_a_part_is_not_told_is_at_least_that() -> None:
-    (told,) = told_about(Look(neighbours=(FIREFOX, GpuProcess(8, "kwin_x11", None, draws=True))))
+    (told,) = process_notes(Look(neighbours=(FIREFOX, GpuProcess(8, "kwin_x11", None, draws=True))))
     assert "at least 0.59 GiB" in told
 
 
 def test_memory_of_programs_that_are_not_listed_is_told_if_it_is_more_than_the_drivers_own() -> None:
-    assert told_about(Look(unnamed_bytes=500 * MIB)) == []
-    (told,) = told_about(Look(unnamed_bytes=5 * GIB))
+    assert process_notes(Look(unnamed_bytes=500 * MIB)) == []
+    (told,) = process_notes(Look(unnamed_bytes=5 * GIB))
     assert "does not name hold 5.00 GiB" in told
 
 
 def test_alone_on_the_card_there_is_nothing_to_tell() -> None:
-    assert told_about(Look(free_bytes=11 * GIB, total_bytes=12 * GIB, unnamed_bytes=0)) == []
+    assert process_notes(Look(free_bytes=11 * GIB, total_bytes=12 * GIB, unnamed_bytes=0)) == []
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_full_is_little_memory_or_a_small_share() -> None:
 
 
 def test_the_start_says_how_much_is_kept_and_how_to_change_it() -> None:
-    told = told_about_spilling("WSL2", careful_bytes(10 * GIB, 24 * GIB, spills=True))
+    told = spilling_note("WSL2", careful_bytes(10 * GIB, 24 * GIB, spills=True))
     assert "on WSL2" in told
     assert "0.72 GiB" in told
     assert "--vram_reserve" in told
