@@ -113,12 +113,12 @@ def process_notes(look: Look) -> list[str]:
     notes = []
     for p in look.computing:
         if p.memory_bytes is None:
-            holds = _("the driver does not report its memory")
+            holds = _("its memory is not reported")
         else:
             holds = _("it holds {n}").format(n=gib(p.memory_bytes))
         notes.append(
             _(
-                "another program computes on this card: {who} ({holds}); while both are busy, each gets a "
+                "another program computes on this card: {who}, {holds}; while both are busy, each gets a "
                 "part of the speed"
             ).format(who=who(p), holds=holds)
         )

@@ -140,7 +140,7 @@ def test_waiting_a_second_signal_is_an_answer(
     with StopRequest() as stop:
         signal.raise_signal(getattr(signal, first))
         later(0.05, second)
-        assert not stop.wait(0.15), "within a second: the same wish"
+        assert not stop.wait(0.15), "within a second: the same request"
         time.sleep(0.2)
         later(0.05, second)
         assert stop.wait(60) and stop.count == 2

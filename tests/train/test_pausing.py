@@ -42,8 +42,8 @@ def without_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked_at(monkeypatch: pytest.MonkeyPatch, step: int, asking: Callable[[], None]) -> list[Any]:
-    """`asking` runs in a thread once that step is done; the job waits for its first wish. What went wrong in
-    it is in the list."""
+    """`asking` runs in a thread once that step is done; the job waits for its first request. What went wrong
+    in it is in the list."""
     plain, problems, begun = Training._step, [], [False]
 
     def careful() -> None:
@@ -75,7 +75,7 @@ def wait_for(true: Callable[[], Any]) -> None:
 
 
 def go_on_and_wait_for(true: Callable[[], Any]) -> None:
-    """Takes the wish back and waits for what the job does then, however long its checkpoint takes."""
+    """Takes the request back and waits for what the job does then, however long its checkpoint takes."""
     (Path("out") / "pause").unlink()
     wait_for(true)
 
@@ -98,11 +98,11 @@ def full_while(monkeypatch: pytest.MonkeyPatch, full: Callable[[], bool]) -> lis
     return tried
 
 
-# --- wishes are not lost
-def test_a_second_wish_while_the_card_is_taken_back_is_another_pause(
+# --- requests are not lost
+def test_a_second_request_while_the_card_is_taken_back_is_another_pause(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told at once that the card is free, and then forgotten."""
+    """It was reported at once that the card is free, and then forgotten."""
     taking, gate, plain = threading.Event(), threading.Event(), host_copy_module.move_to_card
     answers: list[str] = []
 
@@ -134,10 +134,10 @@ def test_a_second_wish_while_the_card_is_taken_back_is_another_pause(
     assert summary.values["step"] == 40 and not names()
 
 
-def test_a_wish_in_the_moment_in_which_the_last_one_ends_keeps_the_card_free(
+def test_a_request_in_the_moment_in_which_the_last_one_ends_keeps_the_card_free(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who sees `paused` after leaving a wish has been told that the card is free."""
+    """Who sees `paused` after leaving a request has been reported that the card is free."""
     plain, taken, wished = loop_module.PauseRequest.going_on, [], [False]
 
     def going_on(request: Any) -> None:
@@ -147,11 +147,11 @@ def test_a_wish_in_the_moment_in_which_the_last_one_ends_keeps_the_card_free(
         plain(request)
 
     monkeypatch.setattr(loop_module.PauseRequest, "going_on", going_on)
-    plain_unpark = host_copy_module.move_to_card
+    plain_move = host_copy_module.move_to_card
     monkeypatch.setattr(
         host_copy_module,
         "move_to_card",
-        lambda *a: (taken.append((Path("out") / "pause").exists()), plain_unpark(*a)),
+        lambda *a: (taken.append((Path("out") / "pause").exists()), plain_move(*a)),
     )
 
     def asking() -> None:
@@ -176,9 +176,13 @@ def test_a_run_waits_for_whoever_has_the_memory_and_goes_on_as_before(
     def asking() -> None:
         ask_to_pause(OUT)
         go_on_and_wait_for(lambda: len(set(tried)) > 3)
-        with pytest.raises(UserError, match="waits for memory") as told:
+        with pytest.raises(UserError, match="waits for memory") as reported:
             ask_to_go_on(OUT, patience=0.2)
-        assert FULL in told.value.why and "by itself" in told.value.hint and told.value.exit_code == 1
+        assert (
+            FULL in reported.value.why
+            and "by itself" in reported.value.hint
+            and reported.value.exit_code == 1
+        )
         assert "paused" not in names()
         full[0] = False
 
@@ -192,7 +196,7 @@ def test_a_run_waits_for_whoever_has_the_memory_and_goes_on_as_before(
         assert torch.equal(weights()[name], expected), name
 
 
-def test_something_smaller_is_taken_after_a_few_tries_and_told(
+def test_something_smaller_is_taken_after_a_few_tries_and_reported(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resets: list[int] = []
@@ -209,8 +213,8 @@ def test_something_smaller_is_taken_after_a_few_tries_and_told(
     problems = asked_at(monkeypatch, 7, asking)
     summary = train(config())
     assert problems == [] and summary.values["step"] == 20
-    (told,) = events("refitted")
-    assert told["after"] != told["before"] and told["where"] == "pause"
+    (reported,) = events("refitted")
+    assert reported["after"] != reported["before"] and reported["where"] == "pause"
     assert tried[:4] == [tried[0]] * 4 and len(tried) == 5
     assert len(resets) == 2, "the pace of the other setting is not this one's"
 
@@ -235,7 +239,7 @@ def test_ctrl_c_while_waiting_for_memory_keeps_the_steps(
     assert not names()
 
 
-def test_a_wish_while_waiting_for_memory_is_granted_at_once(
+def test_a_request_while_waiting_for_memory_is_granted_at_once(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = [True]
@@ -255,7 +259,7 @@ def test_a_wish_while_waiting_for_memory_is_granted_at_once(
     assert train(config()).values["step"] == 20 and problems == []
 
 
-def test_what_was_tried_in_vain_is_no_failure_of_the_settings(workplace: Path) -> None:
+def test_what_was_tried_is_no_failure_of_the_settings(workplace: Path) -> None:
     fit = open_run(config()).fit
     fit.down(3)
     before = fit.setting, fit.evaluation_batch, dict(fit._failed), set(fit._sizes), fit.retries
@@ -381,12 +385,12 @@ def test_what_is_left_on_the_card_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     assert "card" not in host_copy_module.left_on_card("cpu")
 
 
-def test_parking_needs_no_search_for_garbage(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch loaded that takes as long as copying some hundred MB; recordings refer to the stepper, which
+def test_a_host_copy_needs_no_search_for_garbage(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch loaded that takes as long as copying some hundred MB; captures refer to the stepper, which
     refers to them."""
     run = open_run(config())
     assert run.stepper is not None
-    run.stepper.record(True)
+    run.stepper.use_graphs(True)
     gone, searched, given_back = weakref.ref(run.stepper), [], []
     monkeypatch.setattr(host_copy_module.gc, "collect", lambda: searched.append(1))
     monkeypatch.setattr(host_copy_module, "give_back", lambda: given_back.append(gone() is None))
@@ -423,9 +427,9 @@ def test_a_run_that_is_ending_says_so(workplace: Path, monkeypatch: pytest.Monke
 
     def save(*arguments: Any) -> Any:
         began = time.monotonic()
-        with pytest.raises(UserError, match="is ending") as told:
+        with pytest.raises(UserError, match="is ending") as reported:
             ask_to_pause(OUT)
-        said.append((told.value.exit_code, time.monotonic() - began, names()))
+        said.append((reported.value.exit_code, time.monotonic() - began, names()))
         return plain_save(*arguments)
 
     def finish(training: Training) -> Any:
@@ -481,7 +485,7 @@ def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pyte
         runs.append(opened(asked_for))
         return runs[0]
 
-    class Wishes(PauseRequest):
+    class Requests(PauseRequest):
         def __call__(self) -> bool:
             return bool(due) and runs[0].position.step >= due[0]
 
@@ -493,6 +497,6 @@ def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pyte
             super().granted(left)
 
     monkeypatch.setattr(loop_module, "open_run", noted)
-    monkeypatch.setattr(loop_module, "PauseRequest", Wishes)
+    monkeypatch.setattr(loop_module, "PauseRequest", Requests)
     train(config())
     assert asked == [False, False, True], "before the first step, at once once more, and later"

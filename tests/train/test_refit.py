@@ -1,4 +1,4 @@
-"""Failures at the worst moments of a change: while all is parked, while saving, while text is drawn."""
+"""Failures at the worst moments of a change: all in host memory, while saving, while text is generated."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Training, "_step", stopped)
 
 
-def test_what_is_parked_is_saved_when_nothing_can_be_built_any_more(
+def test_what_is_in_host_memory_is_saved_when_nothing_can_be_built_any_more(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
 ) -> None:
     train(config("--out_dir=quiet", "--max_iters=7", "--eval_interval=100", "--lr_decay_iters=40"))
@@ -123,7 +123,7 @@ def test_what_is_parked_is_saved_when_nothing_can_be_built_any_more(
         assert torch.equal(weights()[name], expected), name
 
 
-def test_an_error_of_another_kind_while_parked_is_told_and_the_steps_are_saved(
+def test_an_error_of_another_kind_while_in_host_memory_is_reported_and_the_steps_are_saved(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
 ) -> None:
     full_at_step(monkeypatch, 7)
@@ -134,7 +134,7 @@ def test_an_error_of_another_kind_while_parked_is_told_and_the_steps_are_saved(
 
 
 @pytest.mark.parametrize("diverged", [False, True])
-def test_a_card_lost_while_all_is_parked_costs_no_step(
+def test_a_card_lost_while_all_is_in_host_memory_costs_no_step(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None, diverged: bool
 ) -> None:
     """The steps in flight cannot be asked for their losses any more, but the weights are in host memory."""
@@ -154,8 +154,8 @@ def test_a_card_lost_while_all_is_parked_costs_no_step(
     with pytest.raises(UserError, match="the card stopped working at step 7") as stopped:
         train(config("--eval_interval=100", "--log_interval=100"))
     assert saved_steps() == ([] if diverged else [7])
-    told = "7 steps after it are lost" if diverged else "the checkpoint of step 7 is kept"
-    assert told in stopped.value.why
+    reported = "7 steps after it are lost" if diverged else "the checkpoint of step 7 is kept"
+    assert reported in stopped.value.why
 
 
 @pytest.mark.parametrize("place", ["move_to_host", "new_stepper", "restore"])
@@ -193,8 +193,8 @@ def test_a_sample_that_cannot_be_drawn_costs_a_note(
     assert "out of memory in sampling: no sample text" in "".join(capsys.readouterr())
     assert summary.values["refits"] == 0, "training is not made slower for it"
     assert saved_steps() == saved_steps("quiet") and len(saved_steps()) > 1
-    told = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
-    assert told == [0, 5, 10, 15, 20], "every evaluation once"
+    reported = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
+    assert reported == [0, 5, 10, 15, 20], "every evaluation once"
 
 
 def test_a_checkpoint_that_ran_out_is_written_all_the_same(
@@ -205,8 +205,8 @@ def test_a_checkpoint_that_ran_out_is_written_all_the_same(
     train(config())
     assert len(failed) == 4
     assert saved_steps() == saved_steps("quiet")
-    told = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
-    assert told == [0, 5, 10, 15, 20], "no evaluation is repeated for it"
+    reported = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
+    assert reported == [0, 5, 10, 15, 20], "no evaluation is repeated for it"
     assert not events("refitted"), "letting go of what training had left behind was enough"
 
 
@@ -260,7 +260,7 @@ def test_ctrl_c_during_a_change_ends_the_run_after_it(
     assert saved_steps() == [7]
 
 
-def test_another_setting_decides_anew_what_is_recorded(
+def test_another_setting_decides_anew_what_is_captured(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where nothing changes its place and the stepper stays."""
@@ -284,7 +284,7 @@ def test_another_setting_decides_anew_what_is_recorded(
 
 
 @pytest.mark.parametrize("failures", [0, 2, 5])
-def test_less_memory_after_a_pause_is_told(
+def test_less_memory_after_a_pause_is_reported(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None, in_float64: None, failures: int
 ) -> None:
     train(config("--out_dir=quiet"))
@@ -302,7 +302,7 @@ def test_less_memory_after_a_pause_is_told(
 
 
 class ShortPause:
-    """Wished for after a while, and over as soon as it is granted."""
+    """Requested after a while, and over as soon as it is granted."""
 
     def __init__(self) -> None:
         self._asked, self._was = 0, False
@@ -353,7 +353,7 @@ def test_changes_and_resuming_alter_nothing(
     before = json.loads((Path("out") / "config.json").read_text())
     train(asked)
     assert failed == [3, 9]
-    # How a step is carried out is not the run's config.
+    # The setting of a step is not the run's config.
     after = json.loads((Path("out") / "config.json").read_text())
     assert after["values"] == before["values"]
     for name, expected in weights("quiet").items():

@@ -83,7 +83,7 @@ def test_where_the_smallest_has_failed_too_the_way_down_is_still_open() -> None:
 
 # --- pausing
 def pause_when(monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
-    """A wish to pause that stands as long as `wanted(granted)` says; `granted`: how often it was."""
+    """A request to pause that stands as long as `wanted(granted)` says; `granted`: how often it was."""
     granted: list[int] = []
     plain = PauseRequest.granted
     for name in ("__call__", "wished"):
@@ -138,7 +138,7 @@ def test_a_pause_in_the_last_evaluation_does_not_cost_it(
     assert summary.values["step"] == 20 and not summary.interrupted
 
 
-def test_a_pause_that_is_no_longer_wished_does_not_cost_an_evaluation(
+def test_a_pause_that_is_no_longer_requested_does_not_cost_an_evaluation(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--resume-now came before the loop had looked again."""
@@ -254,7 +254,7 @@ def full_while_building(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> No
     monkeypatch.setattr(host_copy_module, "move_to_card", move_to_card)
 
 
-def test_a_climb_that_cannot_be_built_is_not_told_as_one(
+def test_a_climb_that_cannot_be_built_is_not_reported_as_one(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refit_module, "_CLIMB_EVERY", 4)
@@ -288,9 +288,9 @@ def test_a_climb_that_cannot_be_built_is_not_told_as_one(
     assert downs == [2, 4, 8]
     assert summary.values["step"] == 20
     assert not events("gained"), "there is nothing to judge"
-    told = [event for event in events("refitted") if event["where"] == "climb"]
-    assert len(told) == 2 and all(event["after"] == lower.to_json() for event in told)
-    assert all("not enough" in event["text"] and "predicted_gain" not in event for event in told)
+    reported = [event for event in events("refitted") if event["where"] == "climb"]
+    assert len(reported) == 2 and all(event["after"] == lower.to_json() for event in reported)
+    assert all("not enough" in event["text"] and "predicted_gain" not in event for event in reported)
 
 
 @pytest.mark.parametrize("log_interval", [1, 1000])
@@ -320,7 +320,7 @@ def test_a_stage_is_judged_however_rare_log_lines_are(
 
 
 # --- what is recorded
-def test_a_changed_setting_is_recorded_anew(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_setting_is_captured_anew(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same shapes computed in another way are compiled and tuned first: that cannot be recorded. And one
     way may leave room for it where another does not (here that with block)."""
     asked: list[tuple[str, Any]] = []
@@ -391,9 +391,9 @@ def test_a_start_that_runs_out_is_carried_out_in_another_way(
     assert json.loads((Path("out") / "plan.json").read_text())["settings"] == settings_tried[-1].to_json()
 
 
-# --- a wish that comes and goes
+# --- a request that comes and goes
 @pytest.mark.parametrize(("accumulation", "look"), [(1, 1), (2, 1), (2, 2)])
-def test_a_step_called_off_by_a_wish_that_has_gone_is_done_again_from_its_beginning(
+def test_a_step_called_off_by_a_request_that_has_gone_is_done_again_from_its_beginning(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int, look: int
 ) -> None:
     """The sequences it had taken are trained on, once, and in their order."""
@@ -418,7 +418,7 @@ def test_a_step_called_off_by_a_wish_that_has_gone_is_done_again_from_its_beginn
 
     monkeypatch.setattr(loop_module, "open_run", noted)
     monkeypatch.setattr(Stepper, "run", run)
-    monkeypatch.setattr(PauseRequest, "__call__", lambda wish: inside[0] and next(looks) == look - 1)
+    monkeypatch.setattr(PauseRequest, "__call__", lambda request: inside[0] and next(looks) == look - 1)
     summary = train(asked)
     assert summary.values["step"] == 20 and next(looks) > look
     for name, expected in weights("quiet").items():

@@ -100,7 +100,7 @@ def test_where_everything_asks_the_host_there_is_nothing_left() -> None:
     assert fit.refused(1, 3 * GIB) is None
 
 
-def test_a_cpu_is_not_told_to_offload() -> None:
+def test_a_cpu_is_not_reported_to_offload() -> None:
     """There it takes more of the very memory that ran out."""
     given = load_config(
         RunConfig, ["--max_iters=10", "--block_size=256", "--batch_size=8", "--gradient_accumulation_steps=1"]
@@ -112,7 +112,7 @@ def test_a_cpu_is_not_told_to_offload() -> None:
     assert {setting.offload for setting in seen} == {"none"} and len(seen) > 2
 
 
-def test_a_recording_is_tried_by_the_memory_of_now() -> None:
+def test_a_capture_is_tried_by_the_memory_of_now() -> None:
     """What was short at the start is not when others have left, and the reverse."""
     words = [
         "--n_layer=12",
@@ -227,7 +227,7 @@ def test_the_hosts_own_shortage_amid_a_step_is_tried_again_first(
     assert {event["after"]["offload"] for event in changes} <= {"none"}
 
 
-def test_a_host_without_room_to_park_in_refuses(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_room_refuses(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever words it has for it: what then is chosen leaves everything in its place."""
     card = Card(monkeypatch, at=7, looks=2)
     always_down(monkeypatch, "optimizer")
@@ -243,7 +243,7 @@ def test_a_host_without_room_to_park_in_refuses(workplace: Path, monkeypatch: py
     assert {event["after"]["offload"] for event in events("refitted")} == {"none"}
 
 
-def test_memory_that_is_back_when_all_is_parked_is_taken(
+def test_memory_that_is_back_when_all_is_in_host_memory_is_taken(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing could be built a moment ago; what there is now is enough."""
@@ -268,7 +268,7 @@ def test_memory_that_is_back_when_all_is_parked_is_taken(
 
 
 def test_it_waits_where_the_host_refuses_last(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others have the card, and the host does not let its pages be pinned: all is parked, and may wait."""
+    """Others have the card, and the host does not let its pages be pinned: all waits in host memory."""
     train(config("--out_dir=quiet"))
     Card(monkeypatch, at=7, looks=40)
     always_down(monkeypatch, "optimizer")
@@ -385,8 +385,8 @@ def test_a_run_goes_on_when_there_is_room_for_a_thread_again(
 
     monkeypatch.setattr(_thread, "start_new_thread", sometimes)
     assert train(config()).values["step"] == 20
-    told = [x["step"] for x in read_metrics(workplace / "out/metrics.jsonl") if "loss" in x]
-    assert told == [*range(20)] and next(calls) > 2
+    reported = [x["step"] for x in read_metrics(workplace / "out/metrics.jsonl") if "loss" in x]
+    assert reported == [*range(20)] and next(calls) > 2
 
 
 # --- losses on their way to the log
@@ -485,8 +485,8 @@ def test_a_start_beside_a_full_card_names_who_fills_it(monkeypatch: pytest.Monke
     """It is not the model that is too large."""
     total = 12 * GIB
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (GIB // 2, total))
-    told = ["another program computes on this card: python (pid 7) holds 10.90 GiB"]
-    monkeypatch.setattr(engine_module, "process_notes", lambda look: told)
+    reported = ["another program computes on this card: python (pid 7) holds 10.90 GiB"]
+    monkeypatch.setattr(engine_module, "process_notes", lambda look: reported)
     monkeypatch.setattr(engine_module, "look_at", lambda device: None)
     small = ["--max_iters=10", "--block_size=1024", "--batch_size=16", "--gradient_accumulation_steps=4"]
 
@@ -500,7 +500,7 @@ def test_a_start_beside_a_full_card_names_who_fills_it(monkeypatch: pytest.Monke
 
     alone = refused()
     assert alone.what == "others hold too much of the card: 0.50 GiB of it are left"
-    assert told[0] in alone.hint and "with the card to itself it runs with" in alone.why
+    assert reported[0] in alone.hint and "with the card to itself it runs with" in alone.why
     assert "others hold" in refused("--auto_fit=False").what
     assert "others" not in refused("--vram_limit=1").what, "nobody else's doing"
     assert "others" not in refused("--n_layer=48", "--n_embd=6400", "--n_head=50").what

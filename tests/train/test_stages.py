@@ -29,10 +29,10 @@ from onecard.plan.search import Question, settings
 from onecard.plan.update import update_moments
 from onecard.run.stored import list_checkpoints
 from onecard.train import engine as engine_module
-from onecard.train import host_copy as host_copy_module
 from onecard.train import journal as journal_module
 from onecard.train import probes as probes_module
 from onecard.train import refit as refit_module
+from onecard.train import retries as retries_module
 from onecard.train import start as start_module
 from onecard.train.first_setting import open_fit, plan_of, process_bytes, setting_notes
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit
@@ -65,8 +65,8 @@ def test_a_micro_batch_too_small_for_the_card_is_made_larger() -> None:
     assert given.fits, "nothing forces it"
     assert fit.setting.micro_batch > 1 and 64 % fit.setting.micro_batch == 0, "the same step"
     assert fit.choice.tokens_per_s > 1.03 * given.tokens_per_s
-    (told,) = setting_notes(fit)
-    assert "faster by prediction" in told and f"--batch_size={fit.setting.micro_batch}" in told
+    (reported,) = setting_notes(fit)
+    assert "faster by prediction" in reported and f"--batch_size={fit.setting.micro_batch}" in reported
 
 
 def test_on_a_card_that_is_not_known_nothing_is_changed_for_speed() -> None:
@@ -90,7 +90,7 @@ def test_the_plan_of_a_run_has_the_names_of_the_plan_command() -> None:
     assert plan["speed"]["tokens_per_s"] == round(fit.choice.tokens_per_s, 1)
     assert plan["model"]["flops_per_token"] == fit.question.shape.flops_per_token
     step = plan["model"]["tokens_per_step"] / plan["speed"]["tokens_per_s"]
-    assert plan["time"]["seconds"] == pytest.approx(10 * step, abs=0.051)  # told in tenths
+    assert plan["time"]["seconds"] == pytest.approx(10 * step, abs=0.051)  # reported in tenths
     apart = plan_of(fit, on_card=False)
     assert apart["memory"] is apart["speed"] is apart["time"] is None
 
@@ -101,12 +101,12 @@ def test_a_run_on_a_cpu_has_a_plan_too(workplace: Path) -> None:
     assert plan["schema"] == 1 and plan["settings"]["micro_batch"] == 4 and plan["as_given"] is True
 
 
-def test_without_auto_fit_the_nearest_settings_that_fit_are_told() -> None:
+def test_without_auto_fit_the_nearest_settings_that_fit_are_reported() -> None:
     with pytest.raises(UserError, match="auto_fit is off") as stopped:
         open_fit(question("--auto_fit=False", "--batch_size=32", cap_gib=4.0), on_card=True)
-    told = [line for line in stopped.value.hint.splitlines() if line.startswith("fits: ")]
-    assert len(told) == 3
-    for line in told:
+    reported = [line for line in stopped.value.hint.splitlines() if line.startswith("fits: ")]
+    assert len(reported) == 3
+    for line in reported:
         flags = [word for word in line.split() if word.startswith("--")]
         again = question("--auto_fit=False", "--batch_size=32", *flags, cap_gib=4.0)
         assert again.answer(setting_of(again.config, again.shape)).fits, line
@@ -247,8 +247,10 @@ class PretendCard:
         self.rates = rates_of(find_card("RTX 4070"), "bfloat16")
 
         def opened(asked: Question, *, on_card: bool) -> Fit:
-            told = replace(asked, allowed=process_bytes(start_gib * GIB), host_allowed=None, rates=self.rates)
-            return open_fit(told, on_card=True)
+            reported = replace(
+                asked, allowed=process_bytes(start_gib * GIB), host_allowed=None, rates=self.rates
+            )
+            return open_fit(reported, on_card=True)
 
         monkeypatch.setattr(engine_module, "open_fit", opened)
         monkeypatch.setattr(refit_module, "free_for_tensors", lambda run: then_gib * GIB)
@@ -257,7 +259,7 @@ class PretendCard:
 
 
 def squeezed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The config as it stands needs a little more than there is at first; later there is plenty."""
+    """The config as given needs a little more than there is at first; later there is plenty."""
     asked = config()
     probe = Question(asked, asked.shape(61), "float64", ANY_CARD, 2**62, None, None)
     need = probe.answer(setting_of(asked, probe.shape)).bill.need
@@ -352,7 +354,7 @@ def test_a_checkpoint_that_cannot_be_made_is_no_surprise_after_an_hour(
     monkeypatch.setattr(probes_module, "_checkpoint", lambda run: (_ for _ in ()).throw(fail))
     with pytest.raises(UserError, match="checkpoint of step 0 could not be written: out of memory") as ended:
         train(config("--out_dir=other"))
-    assert "the host's memory" in ended.value.hint and ended.value.why == "MemoryError"
+    assert "host memory" in ended.value.hint and ended.value.why == "MemoryError"
 
 
 @pytest.mark.parametrize("failures", [1, 10**6])
@@ -407,23 +409,23 @@ def test_a_card_lost_before_anything_was_saved(workplace: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("reason", ["spilling", "shared"])
-def test_a_driver_that_spills_is_a_shortage_and_a_neighbour_is_only_told(
+def test_a_driver_that_spills_is_a_shortage_and_another_process_is_only_reported(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     answers = iter([Verdict(reason, "a step takes 9 s instead of 1 s: ...", 1.0, 9.0, 2**20)])
     monkeypatch.setattr(refit_module.Refit, "_on_card", property(lambda refit: True))
-    monkeypatch.setattr(host_copy_module, "_WAIT", 0.0)
+    monkeypatch.setattr(retries_module, "_WAIT", 0.0)
     monkeypatch.setattr(refit_module.SpeedWatch, "step_took", lambda watch, seconds, steps=1: steps > 0)
     monkeypatch.setattr(refit_module.SpeedWatch, "verdict", lambda watch, look: next(answers, None))
     summary = train(config())
-    (told,) = events("speed changed")
-    assert told["reason"] == reason and told["now_seconds"] == 9.0
+    (reported,) = events("speed changed")
+    assert reported["reason"] == reason and reported["now_seconds"] == 9.0
     changed = [event for event in events("refitted") if event["where"] == "training"]
     assert len(changed) == (reason == "spilling")
     assert summary.values["step"] == 24
 
 
-def test_neighbours_are_told_at_the_start(
+def test_other_processes_are_reported_at_the_start(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(refit_module, "look_at", lambda device: Look(unnamed_bytes=3 * GIB))

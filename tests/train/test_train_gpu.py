@@ -208,7 +208,7 @@ def recorded_stepper(room_mib: int) -> tuple[Stepper, Prefetcher]:
 
 
 @pytest.mark.parametrize("room_mib", [*range(160, 640, 32), 2048])
-def test_a_recording_that_runs_out_anywhere_goes_on_without(room_mib: int) -> None:
+def test_a_capture_that_runs_out_anywhere_goes_on_without(room_mib: int) -> None:
     """Before its piece, in the middle of it, or not at all; and memory can be given back afterwards."""
     try:
         stepper, batches = recorded_stepper(room_mib)
@@ -230,7 +230,7 @@ def test_a_recording_that_runs_out_anywhere_goes_on_without(room_mib: int) -> No
         torch.cuda.empty_cache()
 
 
-def test_a_recording_may_be_dropped_without_a_word() -> None:
+def test_a_capture_may_be_dropped_without_a_word() -> None:
     """By an error, by another setting: its memory, with matmul workspaces amid it, is taken back."""
     try:
         stepper, batches = recorded_stepper(2048)
@@ -244,7 +244,7 @@ def test_a_recording_may_be_dropped_without_a_word() -> None:
                 stepper.replay = None
                 gc.collect()
                 torch.cuda.empty_cache()
-                stepper.record(True)
+                stepper.use_graphs(True)
                 assert torch.cuda.memory_allocated() < standing + (16 << 20), "workspaces are 128"
                 # Some pages of 20 MiB are used in part.
                 assert torch.cuda.memory_reserved() < torch.cuda.memory_allocated() + (128 << 20)
@@ -268,7 +268,7 @@ def test_matmul_workspaces_are_taken_at_once() -> None:
 
 
 def test_how_busy_the_host_is() -> None:
-    """A hundred tiny kernels keep the host busy, a few large ones the card."""
+    """A hundred tiny kernels are launch-bound, a few large ones are not."""
     from onecard.train.replay import launch_share
 
     def many(x: torch.Tensor) -> torch.Tensor:
@@ -289,7 +289,7 @@ def test_how_busy_the_host_is() -> None:
     assert launch_share(large, [big])[1] < 0.2
 
 
-def test_a_recording_that_fails_leaves_the_card_usable() -> None:
+def test_a_capture_that_fails_leaves_the_card_usable() -> None:
     from onecard.train.replay import Replay
 
     def reads(x: torch.Tensor) -> torch.Tensor:
@@ -307,8 +307,8 @@ def test_a_recording_that_fails_leaves_the_card_usable() -> None:
     assert losses_of("cuda", "float32", steps=2)[-1] > 0
 
 
-def test_a_dropped_recording_gives_all_its_memory_back() -> None:
-    """Also what cuBLAS took to work in: a recording made again later must fit where the first one did."""
+def test_a_dropped_capture_gives_all_its_memory_back() -> None:
+    """Also what cuBLAS took to work in: a capture made again later must fit where the first one did."""
     from onecard.train.replay import Replay
 
     weights = [torch.randn(2048, 2048, device="cuda", requires_grad=True) for _ in range(4)]
@@ -338,7 +338,7 @@ def test_a_dropped_recording_gives_all_its_memory_back() -> None:
     try:
         for round_ in range(3):
             if round_ == 1:
-                # Everything there was with the first recording, matmul workspaces of plain passes too, and
+                # Everything there was with the first capture, matmul workspaces of plain passes too, and
                 # hardly more.
                 total = torch.cuda.mem_get_info()[1]
                 torch.cuda.set_per_process_memory_fraction((most + 2**22) / total)

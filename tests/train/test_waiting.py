@@ -27,7 +27,7 @@ from onecard.train.step import Stepper
 pytestmark = pytest.mark.usefixtures("little_garbage")
 
 
-class Neighbour:
+class OtherProcess:
     """Takes all there is at a step, and gives it back after so many looks at what is free."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at: int, looks: int, leaves: float = 0.0) -> None:
@@ -66,7 +66,7 @@ def undisturbed(workplace: Path) -> Iterator[dict[str, torch.Tensor]]:
 def test_it_goes_on_when_they_give_it_back(
     undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Neighbour(monkeypatch, at=7, looks=6)
+    OtherProcess(monkeypatch, at=7, looks=6)
     summary = train(config("--optimizer=muon"))
     assert summary.values["step"] == 20
     (waited,), (went_on,) = events("waits for memory"), events("went on")
@@ -78,7 +78,7 @@ def test_it_goes_on_when_they_give_it_back(
 
 
 def test_a_kill_while_it_waits_loses_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    neighbour = Neighbour(monkeypatch, at=7, looks=1000)
+    other = OtherProcess(monkeypatch, at=7, looks=1000)
     seen: list[int] = []
     plain = host_copy_module.take_card
 
@@ -92,7 +92,7 @@ def test_a_kill_while_it_waits_loses_nothing(workplace: Path, monkeypatch: pytes
     summary = train(config())
     assert seen[0] == 7, "saved before it waits"
     assert summary.values["step"] == 7
-    neighbour.left = 0
+    other.left = 0
     assert train(config()).values["step"] == 20
 
 
@@ -100,7 +100,7 @@ def test_where_the_memory_should_do_nobody_is_waited_for(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not others who have it: waiting would be for ever."""
-    Neighbour(monkeypatch, at=7, looks=10**9, leaves=60.0)
+    OtherProcess(monkeypatch, at=7, looks=10**9, leaves=60.0)
     with pytest.raises(UserError, match="out of memory") as ended:
         train(config())
     assert "--batch_size=1 --gradient_accumulation_steps=8" in ended.value.why, "the same step, as flags"
@@ -112,12 +112,12 @@ def test_where_the_memory_should_do_nobody_is_waited_for(
 def test_also_amid_a_change_of_setting(
     undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing can be put in place, and all is parked: that is no end either."""
-    neighbour = Neighbour(monkeypatch, at=7, looks=40)
+    """Nothing can be put in place, and all is in host memory: that is no end either."""
+    other = OtherProcess(monkeypatch, at=7, looks=40)
     plain = host_copy_module.new_stepper
 
     def built(*arguments: Any, **named: Any) -> Any:
-        if neighbour.has_it:
+        if other.has_it:
             raise torch.OutOfMemoryError(FULL)
         return plain(*arguments, **named)
 

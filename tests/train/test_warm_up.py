@@ -129,11 +129,11 @@ def test_once_for_every_setting_and_not_without_the_compiler(monkeypatch: pytest
     stepper.release()
     weights_after(stepper, 1)
     assert seen[7:] == ["all"] * 2
-    stepper.record(False)
+    stepper.use_graphs(False)
     weights_after(stepper, 1)
     assert seen[9:] == [[0], "all", "all"]
     stepper.model.compiled = False
-    stepper.record(False)
+    stepper.use_graphs(False)
     weights_after(stepper, 1)
     assert seen[12:] == ["all"] * 2
 
@@ -158,13 +158,13 @@ def test_running_out_in_it_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
 
 def test_a_micro_batch_has_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a cap: what stays on the card (matmul workspaces) is there before the room is taken, and what the
-    rehearsal left has gone; once for every setting, and again when all was given back."""
+    warm_up left has gone; once for every setting, and again when all was given back."""
     happened: list[str] = []
-    plain_rehearsal, plain_loss = Stepper._warm_up, Stepper._loss_of
+    plain_warm_up, plain_loss = Stepper._warm_up, Stepper._loss_of
 
     def rehearse(stepper: Stepper, sequences: int) -> None:
-        happened.append("rehearsal")
-        plain_rehearsal(stepper, sequences)
+        happened.append("warm_up")
+        plain_warm_up(stepper, sequences)
 
     def loss_of(stepper: Stepper, *inputs: Tensor, layers: Any = None) -> Tensor:
         if layers is None:
@@ -184,7 +184,7 @@ def test_a_micro_batch_has_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patched:
         patched.setattr(step_module, "torch", SimpleNamespace(**vars(torch) | {"empty": empty}))
         weights_after(stepper, steps=2)
-        assert happened == ["rehearsal", "given back", "workspaces", "room", *4 * ["micro-batch"]]
+        assert happened == ["warm_up", "given back", "workspaces", "room", *4 * ["micro-batch"]]
         happened.clear()
         stepper.release()
         weights_after(stepper, steps=1)
@@ -288,7 +288,7 @@ def test_a_step_done_again_counts_once_for_the_loss_scale(monkeypatch: pytest.Mo
     assert (stepper.loss_scale.value, stepper.loss_scale._good_steps) == (8.0, 0)
 
 
-def test_a_recording_gives_way_to_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_gives_way_to_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps its memory while an update needs some: where both do not fit, nothing is recorded any more."""
     stepper = stepper_of("2025", rules=by_muon(refined=False))
     expected = weights_after(stepper_of("2025", rules=by_muon(refined=False)), 3)
@@ -296,7 +296,7 @@ def test_a_recording_gives_way_to_the_update(monkeypatch: pytest.MonkeyPatch) ->
     class Recorded:
         held_bytes = 2**30
 
-        def play(self, inputs: Any) -> Tensor:
+        def replay(self, inputs: Any) -> Tensor:
             return stepper._loss_of(*inputs)
 
     plain = Optimizer.make_ready
