@@ -371,7 +371,7 @@ def test_eta_speaks_to_people_and_not_to_programs(
         heads.append(told(capsys, *words))
         programs.append(without_times(told(capsys, *words, "--json")))
     assert "nanoGPT log: 15 lines" in heads[0] and "nanoGPT divides by" in heads[0]
-    assert "log de nanoGPT: 15 líneas" in heads[1] and "nanoGPT divide por" in heads[1]
+    assert "registro de nanoGPT: 15 líneas" in heads[1] and "nanoGPT divide por" in heads[1]
     assert "Log von nanoGPT: 15 Zeilen" in heads[2] and "nanoGPT teilt durch" in heads[2]
     assert "evaluations" not in heads[1] + heads[2] and "note:" not in heads[1] + heads[2]
     assert programs[0] == programs[1] == programs[2]

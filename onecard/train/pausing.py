@@ -12,7 +12,7 @@ from onecard.errors import UserError, first_line
 from onecard.language import _, english_of
 from onecard.plan.lines import GIB
 from onecard.run.pause import PauseRequest
-from onecard.train.host_copy import drop_card, free_for_tensors, move_to_card, next_setting, use_setting
+from onecard.train import host_copy
 from onecard.train.journal import Journal
 from onecard.train.memory import cap_again, forget, peak_memory_gib, process_bytes_on, ran_out, reserve_of
 from onecard.train.training_run import TrainingRun
@@ -91,7 +91,7 @@ def take_card(run: TrainingRun, needs: float, *, smaller_too: bool) -> str | Non
         if problem is None:
             return None
         short = short or problem
-        if not smaller_too or next_setting(run, step, by_host=by_host) in (None, setting):
+        if not smaller_too or host_copy.next_setting(run, step, by_host=by_host) in (None, setting):
             bring_back()
             return short
         needs = fit.choice.bill.need
@@ -104,21 +104,21 @@ def _problem_with(run: TrainingRun, needs: float) -> tuple[str | None, bool]:
     program fail, and where the driver moves memory to RAM nothing fails and all is slow.
     """
     cap_again(run.device, run.config.vram_limit, reserve_of(run.config, run.device))
-    free, setting, state = free_for_tensors(run), run.fit.setting, run.host_copy
+    free, setting, state = host_copy.free_for_tensors(run), run.fit.setting, run.host_copy
     assert state is not None
     if free is not None and free < needs:
         return _("{n:.2f} GiB are needed, {free:.2f} GiB are free").format(
             n=needs / GIB, free=max(free, 0) / GIB
         ), False
     try:
-        use_setting(run, setting)
-        move_to_card(run, state, setting)
+        host_copy.use_setting(run, setting)
+        host_copy.move_to_card(run, state, setting)
         return None, False
     except Exception as error:
         if not ran_out(error):
             raise
         by_host = isinstance(error, UserError)
         problem = error.why or error.what if isinstance(error, UserError) else first_line(error)
-        drop_card(run, state)
+        host_copy.drop_card(run, state)
         forget(error)
         return problem, by_host

@@ -392,7 +392,7 @@ def test_pinned_values_stay_and_are_blamed() -> None:
             break
     with pytest.raises(UserError, match="with --offload=none it cannot fit"):
         open_fit(question(1.6, "--offload=none"), on_card=True)
-    with pytest.raises(UserError, match="recompute=none and offload=none") as stopped:
+    with pytest.raises(UserError, match="--recompute=none --offload=none") as stopped:
         open_fit(question(1.58, "--recompute=none", "--offload=none"), on_card=True)
     assert "without: --batch_size=" in str(stopped.value) and "tokens/s" in str(stopped.value)
     with pytest.raises(UserError, match="does not fit in any setting"):

@@ -25,6 +25,7 @@ from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause
 from onecard.run.stored import list_checkpoints
 from onecard.train import host_copy as host_copy_module
 from onecard.train import loop as loop_module
+from onecard.train import pausing as pausing_module
 from onecard.train import refit as refit_module
 from onecard.train import saving
 from onecard.train.loop import Training, train
@@ -38,7 +39,7 @@ LONG = 60.0  # seconds, for a machine with much else to do
 
 @pytest.fixture(autouse=True)
 def without_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.05)
+    monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.05)
 
 
 def asked_at(monkeypatch: pytest.MonkeyPatch, step: int, asking: Callable[[], None]) -> list[Any]:
@@ -244,7 +245,7 @@ def test_a_request_while_waiting_for_memory_is_granted_at_once(
 ) -> None:
     full = [True]
     full_while(monkeypatch, lambda: full[0])
-    monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 1000.0)
+    monkeypatch.setattr(pausing_module, "_TRY_EVERY", 1000.0)
 
     def asking() -> None:
         ask_to_pause(OUT)
@@ -280,11 +281,11 @@ def test_memory_that_is_not_there_is_not_taken_bit_by_bit(
     need, there = run.fit.choice.bill.need, [0.0]
     monkeypatch.setattr(host_copy_module, "free_for_tensors", lambda run: there[0])
     setting, built = run.fit.setting, full_while(monkeypatch, lambda: False)
-    short = host_copy_module.take_card(run, need, smaller_too=True)
+    short = pausing_module.take_card(run, need, smaller_too=True)
     assert short == f"{need / GIB:.2f} GiB are needed, 0.00 GiB are free"
     assert not built and run.host_copy is not None and run.fit.setting == setting
     there[0] = need
-    assert host_copy_module.take_card(run, need, smaller_too=False) is None
+    assert pausing_module.take_card(run, need, smaller_too=False) is None
     assert built == [setting] and run.stepper is not None
 
 
@@ -378,11 +379,11 @@ def test_a_checkpoint_that_fails_does_not_end_the_pause(
 
 # --- what is said, and how fast
 def test_what_is_left_on_the_card_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_copy_module, "process_bytes_on", lambda device: int(0.53 * GIB))
-    assert "0.53 GiB that CUDA itself keeps" in host_copy_module.left_on_card("cuda")
-    monkeypatch.setattr(host_copy_module, "process_bytes_on", lambda device: None)
-    assert "0.5 to 1 GiB" in host_copy_module.left_on_card("cuda")
-    assert "card" not in host_copy_module.left_on_card("cpu")
+    monkeypatch.setattr(pausing_module, "process_bytes_on", lambda device: int(0.53 * GIB))
+    assert "0.53 GiB that CUDA itself keeps" in pausing_module.left_on_card("cuda")
+    monkeypatch.setattr(pausing_module, "process_bytes_on", lambda device: None)
+    assert "0.5 to 1 GiB" in pausing_module.left_on_card("cuda")
+    assert "card" not in pausing_module.left_on_card("cpu")
 
 
 def test_a_host_copy_needs_no_search_for_garbage(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,10 +472,10 @@ def test_the_files_go_when_the_run_fails(workplace: Path, monkeypatch: pytest.Mo
 def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after a pause it is that of the weights alone: no reason to go on where no step fits."""
     run = open_run(config())
-    monkeypatch.setattr(host_copy_module, "peak_memory_gib", lambda device: 1e-6)
+    monkeypatch.setattr(pausing_module, "peak_memory_gib", lambda device: 1e-6)
     predicted = run.fit.choice.bill.need
-    assert host_copy_module.needed_by(run, measured=False) == predicted
-    assert host_copy_module.needed_by(run, measured=True) == 1e-6 * 2**30 < predicted
+    assert pausing_module.needed_by(run, measured=False) == predicted
+    assert pausing_module.needed_by(run, measured=True) == 1e-6 * 2**30 < predicted
     asked: list[bool] = []
     monkeypatch.setattr(
         refit_module, "needed_by", lambda run, *, measured: (asked.append(measured), float(predicted))[1]

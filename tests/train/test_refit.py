@@ -28,7 +28,9 @@ from onecard.run.metrics import read_metrics
 from onecard.train import host_copy as host_copy_module
 from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module
+from onecard.train import pausing as pausing_module
 from onecard.train import refit as refit_module
+from onecard.train import retries as retries_module
 from onecard.train import saving
 from onecard.train import start as start_module
 from onecard.train.first_setting import open_fit
@@ -216,7 +218,7 @@ def test_a_checkpoint_that_runs_out_again_and_again_is_left_out(
 ) -> None:
     """As on a full disk: training is not made slower for it, and does not end."""
     train(config("--out_dir=quiet"))
-    tries = host_copy_module._SAVES
+    tries = retries_module._SAVES
     failed = fail_from(monkeypatch, saving, "save_checkpoint", range(tries + 2), error)
     assert train(config()).values["step"] == 20
     assert len(failed) == tries + 2
@@ -265,9 +267,9 @@ def test_another_setting_decides_anew_what_is_captured(
 ) -> None:
     """Also where nothing changes its place and the stepper stays."""
     recorded, settings = [], []
-    plain = Stepper.record
+    plain = Stepper.use_graphs
     monkeypatch.setattr(
-        Stepper, "record", lambda stepper, graphs: (recorded.append(graphs), plain(stepper, False))[1]
+        Stepper, "use_graphs", lambda stepper, graphs: (recorded.append(graphs), plain(stepper, False))[1]
     )
 
     def chosen(asked: RunConfig, setting: Setting, device: str, **known: bool) -> bool:
@@ -289,7 +291,7 @@ def test_less_memory_after_a_pause_is_reported(
 ) -> None:
     train(config("--out_dir=quiet"))
     monkeypatch.setattr(loop_module, "PauseRequest", lambda directory: ShortPause())
-    monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.0)
+    monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.0)
     failed = fail_from(monkeypatch, host_copy_module, "new_stepper", range(failures))
     train(config())
     assert len(events("paused")) == len(events("went on")) == 1

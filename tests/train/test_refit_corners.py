@@ -324,13 +324,13 @@ def test_a_changed_setting_is_captured_anew(workplace: Path, monkeypatch: pytest
     """The same shapes computed in another way are compiled and tuned first: that cannot be recorded. And one
     way may leave room for it where another does not (here that with block)."""
     asked: list[tuple[str, Any]] = []
-    plain = Stepper.record
+    plain = Stepper.use_graphs
 
     def noted(stepper: Stepper, graphs: bool | None) -> None:
         asked.append((stepper.model.recompute, graphs))
         plain(stepper, graphs)
 
-    monkeypatch.setattr(Stepper, "record", noted)
+    monkeypatch.setattr(Stepper, "use_graphs", noted)
     monkeypatch.setattr("onecard.train.engine._can_capture", lambda device, storage: True)
     plain_build = start_module.build_stepper
 
@@ -475,4 +475,4 @@ def test_values_the_user_set_are_named_when_nothing_smaller_is_left(
     monkeypatch.setattr(Stepper, "run", _full_at(Stepper.run, *range(3, 10**5)))
     with pytest.raises(UserError, match="out of memory") as stopped:
         train(config("--recompute=none", "--offload=none"))
-    assert "without your --recompute=none and --offload=none" in stopped.value.hint
+    assert "without your --recompute=none --offload=none" in stopped.value.hint

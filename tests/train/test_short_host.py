@@ -26,6 +26,7 @@ from onecard.plan.search import Question
 from onecard.run.metrics import read_metrics
 from onecard.train import engine as engine_module
 from onecard.train import host_copy as host_copy_module
+from onecard.train import pausing as pausing_module
 from onecard.train import refit as refit_module
 from onecard.train.first_setting import open_fit
 from onecard.train.fit import Fit
@@ -167,7 +168,7 @@ class Card:
         monkeypatch.setattr(Stepper, "run", run)
         for module in (refit_module, host_copy_module):
             monkeypatch.setattr(module, "free_for_tensors", free)
-        monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.0)
+        monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.0)
 
 
 def test_masters_are_not_made_of_what_was_rounded_for_a_setting_that_failed(
@@ -324,7 +325,7 @@ def test_a_tight_setting_that_cannot_be_replaced_waits_too(
     monkeypatch.setattr(host_copy_module, "new_stepper", built)
     for module in (refit_module, host_copy_module):
         monkeypatch.setattr(module, "free_for_tensors", there)
-    monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.0)
+    monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.0)
     assert train(config("--max_iters=30")).values["step"] == 30
     assert events("waits for memory")
 
@@ -475,7 +476,7 @@ def test_an_evaluation_alone_takes_smaller_bites(
     monkeypatch.setattr(evaluate_module, "evaluate", hungry)
     found = train(config("--max_iters=5", "--eval_only", "--init_from=resume")).values["val_loss"]
     assert found == pytest.approx(expected, rel=1e-6)
-    assert "out of memory: 1 sequences at a time" in "".join(capsys.readouterr())
+    assert "out of memory: 1 sequence at a time" in "".join(capsys.readouterr())
     with pytest.raises(UserError, match="out of memory"):
         train(config("--max_iters=5", "--eval_only", "--init_from=resume", "--auto_fit=False"))
 
@@ -499,7 +500,7 @@ def test_a_start_beside_a_full_card_names_who_fills_it(monkeypatch: pytest.Monke
         return engine_module._others_hold_too_much(error.value, question, "cuda")
 
     alone = refused()
-    assert alone.what == "others hold too much of the card: 0.50 GiB of it are left"
+    assert alone.what == "other processes hold too much of the card: 0.50 GiB of it are left"
     assert reported[0] in alone.hint and "with the card to itself it runs with" in alone.why
     assert "others hold" in refused("--auto_fit=False").what
     assert "others" not in refused("--vram_limit=1").what, "nobody else's doing"

@@ -20,6 +20,7 @@ from onecard.plan.lines import GIB
 from onecard.run.metrics import read_metrics
 from onecard.run.stored import list_checkpoints
 from onecard.train import host_copy as host_copy_module
+from onecard.train import pausing as pausing_module
 from onecard.train import refit as refit_module
 from onecard.train.loop import train
 from onecard.train.step import Stepper
@@ -50,7 +51,7 @@ class OtherProcess:
         monkeypatch.setattr(Stepper, "backward", backward)
         for module in (refit_module, host_copy_module):
             monkeypatch.setattr(module, "free_for_tensors", free)
-        monkeypatch.setattr(host_copy_module, "_TRY_EVERY", 0.0)
+        monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.0)
 
     @property
     def has_it(self) -> bool:
@@ -80,7 +81,7 @@ def test_it_goes_on_when_they_give_it_back(
 def test_a_kill_while_it_waits_loses_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = OtherProcess(monkeypatch, at=7, looks=1000)
     seen: list[int] = []
-    plain = host_copy_module.take_card
+    plain = pausing_module.take_card
 
     def take(run: Any, *arguments: Any, **named: Any) -> Any:
         seen.append(list_checkpoints(Path("out/checkpoints"))[-1].step)
@@ -88,7 +89,7 @@ def test_a_kill_while_it_waits_loses_nothing(workplace: Path, monkeypatch: pytes
             os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
         return plain(run, *arguments, **named)
 
-    monkeypatch.setattr(host_copy_module, "take_card", take)
+    monkeypatch.setattr(pausing_module, "take_card", take)
     summary = train(config())
     assert seen[0] == 7, "saved before it waits"
     assert summary.values["step"] == 7
