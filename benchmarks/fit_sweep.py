@@ -102,7 +102,7 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
 
     def begin(choice: Any) -> Any:
         model.use_weights({name: tensor.clone() for name, tensor in weights.items()})
-        model.forget_totals()
+        model.forget_accumulators()
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()

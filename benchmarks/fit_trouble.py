@@ -55,7 +55,7 @@ class Injector:
                 for _ in range(count - together + 1)
             ]
             self.due[place] = sorted([drawn[0]] * (together - 1) + drawn)
-        # A layer in the middle: some of the gradients have been added to their totals by then, others not.
+        # A layer in the middle: by then some gradients have been added to their accumulators, others not.
         self._wrap(LayerRun, "backward", BETWEEN_LAYERS, lambda run, *_: run.number == _middle(watched))
         self._wrap(Decoder, "loss_sum", "forward", lambda *_, scale=None, **__: scale is not None)
         for owner in (Decoder, *_subclasses(Decoder)):

@@ -154,7 +154,7 @@ def onecard_step(case: Case) -> Step:
     from onecard.data.prefetch import Micro
     from onecard.model.attention import fastest_kernel
     from onecard.model.gpt2 import GPT2
-    from onecard.optim.held import Storage
+    from onecard.optim.region_buffers import Storage
     from onecard.optim.rules import Rates
     from onecard.train.step import StepOptions, Stepper
 

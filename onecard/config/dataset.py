@@ -74,9 +74,10 @@ def data_facts(dataset: str) -> DataFacts:
         is_there = any(folder.glob("*.bin"))
     except OSError:
         is_there = False
-    vocabulary, wide, problem = None, False, ""
+    vocabulary, problem, meta = None, "", {}
     try:
-        vocabulary, wide = _by_meta_json(folder)
+        meta = _meta_json(folder)
+        vocabulary = _by_meta_json(meta)
     except FileNotFoundError:
         if (folder / "meta.pkl").is_file():
             vocabulary, problem = _by_meta_pkl(folder / "meta.pkl")
@@ -84,18 +85,21 @@ def data_facts(dataset: str) -> DataFacts:
         problem = _("{path} cannot be used ({why}): the size of the vocabulary is assumed").format(
             path=folder / "meta.json", why=getattr(error, "strerror", None) or first_line(error)
         )
-    return DataFacts(folder, is_there, vocabulary, _train_tokens(folder, 4 if wide else 2), problem)
+    return DataFacts(folder, is_there, vocabulary, _train_tokens(folder, meta.get("dtype")), problem)
 
 
-def _by_meta_json(folder: Path) -> tuple[int, bool]:
-    """The vocabulary, and whether tokens take four bytes each."""
+def _meta_json(folder: Path) -> dict[str, Any]:
     meta = load_json(folder / "meta.json", DATA_JSON_BYTES)
     if not isinstance(meta, dict):
         raise ValueError("it is no object")
+    return meta
+
+
+def _by_meta_json(meta: dict[str, Any]) -> int:
     count = tokens_of(meta.get("tokenizer"))
     if meta.get("dtype") not in ("uint16", "uint32"):
         raise ValueError("it does not say how its tokens are written")
-    return embedding_rows(meta["tokenizer"]["name"], count), meta["dtype"] == "uint32"
+    return embedding_rows(meta["tokenizer"]["name"], count)
 
 
 def _by_meta_pkl(path: Path) -> tuple[int | None, str]:
@@ -103,15 +107,15 @@ def _by_meta_pkl(path: Path) -> tuple[int | None, str]:
         return len(character_table(path)), ""
     except (OSError, UserError) as error:
         why = error.why or error.what if isinstance(error, UserError) else first_line(error)
-        told = _("{path} cannot be used ({why}): the size of the vocabulary is assumed")
-        return None, told.format(path=path, why=why)
+        problem = _("{path} cannot be used ({why}): the size of the vocabulary is assumed")
+        return None, problem.format(path=path, why=why)
 
 
-def _train_tokens(folder: Path, size: int) -> int | None:
+def _train_tokens(folder: Path, dtype: Any) -> int | None:
     """By the size of the files, as the trainer reads them; None where there are none."""
     try:
         if (whole := folder / "train.bin").exists():
-            return whole.stat().st_size // size or None
+            return whole.stat().st_size // (4 if dtype == "uint32" else 2) or None
         # Shards as llm.c writes them: 16 bits a token, behind 256 numbers of 32.
         shards = [file.stat().st_size for file in folder.glob("*_train_*.bin")]
         return sum(max(0, size - 1024) // 2 for size in shards) or None

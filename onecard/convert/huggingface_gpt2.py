@@ -64,10 +64,10 @@ def read_gpt2(
     # Zero biases alone do not mean a model without them: they could be learnt from here on. Only our
     # own mark says so, and it outlives a fine-tuning with transformers that has moved the biases.
     own_mark = config.get("onecard")
-    if own_mark is not None and not (isinstance(own_mark, dict) and isinstance(own_mark.get("bias"), bool)):
+    if isinstance(own_mark, dict) and not isinstance(own_mark.get("bias"), bool):
         where = folder / "config.json"
         raise UserError(f"{where} is damaged", "its entry 'onecard' is not what export writes")
-    without_bias = own_mark is not None and not own_mark["bias"]
+    without_bias = isinstance(own_mark, dict) and not own_mark["bias"]
     if without_bias and not any(tensors[name].count_nonzero() for name in biases):
         tensors = {name: tensor for name, tensor in tensors.items() if name not in biases}
         shape = replace(shape, bias=False)

@@ -18,7 +18,7 @@ from onecard.arch.shapes import LARGEST, Shape
 from onecard.convert.archive import TooLargeError, check_archive, check_legacy
 from onecard.errors import UserError, first_line
 from onecard.files import flush_to_disk, load_json, open_plain, remove_any, temporary_beside
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 
 HEAD, EMBEDDING = "lm_head.weight", "transformer.wte.weight"
 

@@ -67,7 +67,7 @@ def graph_bytes(shape: Shape, setting: Setting, dtype: str, *, dropout: float = 
     `last` is how many sequences a smaller last micro-batch of a step has: it is recorded too, and all of that
     is its own.
     """
-    if not setting.may_record:
+    if not setting.may_capture:
         return 0
     smaller = replace(setting, micro_batch=last)
     another = recorded_bytes(shape, smaller, dtype, dropout) if last else 0

@@ -49,8 +49,8 @@ _REPLAY = 85
 
 def is_recorded(shape: Shape, setting: Setting, launch: float, on_card: float) -> bool:
     """A micro-batch that the card computes in `on_card` if it is not."""
-    if setting.cuda_graphs is not None or not setting.may_record:
-        return setting.may_record
+    if setting.cuda_graphs is not None or not setting.may_capture:
+        return setting.may_capture
     return micro_batch_launches(shape, setting) * launch >= HOST_BOUND * on_card
 
 

@@ -230,12 +230,12 @@ def _update(shape: Shape, setting: Setting, dtype: str, rates: Rates, by_muon: b
         kind, size = members[0].kind, sum(p.place for p in members)
         each = per_element(kind, setting, dtype, by_muon=by_muon)
         # Totals are read for the norm, scaled, read and cleared; the rest is read and written.
-        moved = size * (5 * each.total + 2 * (each.master + each.states) + each.working)
+        moved = size * (5 * each.accumulator + 2 * (each.master + each.states) + each.working)
         seconds = moved / rates.bandwidth + what.operations * _SMALL * rates.kernel
         if by_muon and kind == "layers":
             seconds += sum(map(_orthogonalising, members)) / (_ORTHOGONALISING * rates.matmul)
         if each.on_host:
-            travel = _travel(size * each.at_home, size * (each.master + each.states), rates)
+            travel = _travel(size * each.offloaded, size * (each.master + each.states), rates)
             seconds = max(seconds, travel)
         found.append(seconds)
     return found

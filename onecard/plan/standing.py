@@ -1,7 +1,7 @@
-"""What training holds from its first step to its last: weights, gradient totals, states; where, and how much.
+"""What training holds from its first step to its last: weights, accumulators, states; where, and how much.
 
-The same decisions as optim/held.py makes, counted instead of allocated; a test builds the one and compares
-it with the other. On the card or, offloaded, in host memory with a few pieces visiting the card.
+The same decisions as optim/region_buffers.py makes, counted instead of allocated; a test builds the one and
+compares it with the other. On the card or, offloaded, in host memory with a few pieces visiting the card.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from onecard.arch.layout import ALIGN, PIECE, PLACES, Setting, muon_batch, muon_bytes, per_element
+from onecard.arch.layout import ALIGN, PIECE, PIECES_ON_CARD, Setting, muon_batch, muon_bytes, per_element
 from onecard.arch.parameters import Parameter, groups_of, parameters_of
 from onecard.arch.shapes import Shape
 from onecard.plan.lines import Line
@@ -45,22 +45,26 @@ def _standing(
         place = home if each.on_host else sums
         place["masters"] += size * each.master
         place["states"] += size * each.states
-        (home if each.totals_on_host else sums)["totals"] += size * each.total
+        (home if each.accumulators_on_host else sums)["totals"] += size * each.accumulator
         if each.on_host:
             muon = by_muon and kind == "layers"
             pieces = len(members) if muon else -(-size // piece)
             longest = max(p.place for p in members) if muon else min(piece, size)
-            sums["visitors"] += min(PLACES, pieces) * longest * each.at_home
-        if each.totals_on_host:
+            sums["visitors"] += min(PIECES_ON_CARD, pieces) * longest * each.offloaded
+        if each.accumulators_on_host:
             layer = _largest_layer(members)
-            sums["visitors"] += min(PLACES, shape.n_layer) * layer * each.total
+            sums["visitors"] += min(PIECES_ON_CARD, shape.n_layer) * layer * each.accumulator
     count = f"{shape.parameters:,} parameters"
     card = [
         Line("weights (masters)", int(sums["masters"]), f"{_per(sums['masters'], shape)} × {count}"),
         Line("weights to compute with", int(sums["working"]), f"{_per(sums['working'], shape)} × {count}"),
         Line("gradients", int(sums["totals"]), f"{_per(sums['totals'], shape)} × {count}"),
         Line("optimizer states", int(sums["states"]), f"{_per(sums['states'], shape)} × {count}"),
-        Line("visitors from host memory", int(sums["visitors"]), f"{PLACES} pieces of each offloaded buffer"),
+        Line(
+            "visitors from host memory",
+            int(sums["visitors"]),
+            f"{PIECES_ON_CARD} pieces of each offloaded buffer",
+        ),
     ]
     if by_muon:
         card.append(_muon_room(shape, setting, dtype, refined))

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from onecard.arch.layout import (
     EAGER_PIECE,
-    REHEARSED,
+    WARM_UP_ELEMENTS,
     Setting,
     adamw_temporaries,
     is_low_bit,
@@ -67,7 +67,7 @@ def _update_bytes(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> 
     for members in groups_of(shape):
         kind, size = members[0].kind, sum(p.place for p in members)
         each = per_element(kind, setting, dtype, by_muon=by_muon)
-        scratch = each.total + each.master + each.states
+        scratch = each.accumulator + each.master + each.states
         if by_muon and kind == "layers":
             for matrix, count in Counter(p.matrix for p in members).items():
                 together = muon_batch(*matrix, count, setting)
@@ -79,6 +79,6 @@ def _update_bytes(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> 
         elif kind != "vectors" and is_low_bit(setting):
             taken = adamw_temporaries(size, setting, compiled=compiled)
             temporaries = max(temporaries, taken.on_card)
-            piece = REHEARSED if compiled or setting.offload != "none" else EAGER_PIECE
+            piece = WARM_UP_ELEMENTS if compiled or setting.offload != "none" else EAGER_PIECE
             zeros = max(zeros, int(scratch * min(size, piece)))
     return temporaries, zeros

@@ -9,7 +9,7 @@ from onecard.arch.shapes import GPT2_VOCABULARY, GPT2Shape, Nanochat2026Shape, S
 from onecard.convert.huggingface import write_huggingface_folder
 from onecard.convert.nanogpt import NanoGPTCheckpoint, write_nanogpt_checkpoint
 from onecard.errors import UserError
-from onecard.optim.saved import MOMENTS, read_moment
+from onecard.optim.moments import MOMENTS, read_moment
 from onecard.run.directory import RunDirectory
 from onecard.run.load import checkpoint_of_run, tokenizer_of, weights_of_checkpoint, weights_of_run
 from onecard.run.stored import Checkpoint

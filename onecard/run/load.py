@@ -27,8 +27,8 @@ from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_t
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
 from onecard.model.decoder import Decoder
-from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype, torch_dtype
+from onecard.model.registry import model_class
 from onecard.run.directory import RunDirectory
 from onecard.run.state import NEEDED
 from onecard.run.stored import (

@@ -20,8 +20,8 @@ from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
 from onecard.model.precision import card_has_bf16, torch_dtype
-from onecard.optim.held import Storage
 from onecard.optim.recipe import rules_of
+from onecard.optim.region_buffers import Storage
 from onecard.plan.bill import is_refined
 from onecard.plan.lines import GIB, total
 from onecard.plan.rates import ANY_CARD, rates_of
@@ -211,7 +211,7 @@ def graphs_of(
     if config.cuda_graphs is None and not room:
         return False
     setting = replace(setting, cuda_graphs=config.cuda_graphs, compile=compiled)
-    return config.cuda_graphs if setting.may_record and _can_capture(device, storage_of(setting)) else False
+    return config.cuda_graphs if setting.may_capture and _can_capture(device, storage_of(setting)) else False
 
 
 def _can_capture(device: str, storage: Storage) -> bool:

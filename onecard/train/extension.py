@@ -18,11 +18,11 @@ from onecard.language import _, joined, number
 from onecard.optim.schedule import (
     SCHEDULE,
     before_extension,
+    decay_steps,
     extended_from,
     peak_rate,
+    rewarm_steps,
     shown_rate,
-    way_down,
-    way_up,
 )
 
 if TYPE_CHECKING:
@@ -267,14 +267,14 @@ def forecast(config: RunConfig) -> str:
     if config.extend == "stay":
         return _("{rate} to the end (step {step:,})").format(rate=_sci(first), step=end)
     if config.extend == "decay":
-        level = end - way_down(begins, config)
+        level = end - decay_steps(begins, config)
         if level <= begins:
             return _("to 0 at {step:,}").format(step=end)
         return _("{rate} until step {level:,}, then to 0 at {step:,}").format(
             rate=_sci(first), level=level, step=end
         )
     if config.extend == "rewarm":
-        top = min(begins + way_up(begins, config), end)
+        top = min(begins + rewarm_steps(begins, config), end)
         return _("up to {rate} by step {top:,}, down to {last} at {step:,}").format(
             rate=_sci(config.extend_lr or 0.0), top=top, last=_sci(shown_rate(end, config)), step=end
         )

@@ -14,7 +14,7 @@ from onecard.arch.layout import Setting
 from onecard.errors import UserError, first_line
 from onecard.hardware.cpu import available_memory
 from onecard.language import _
-from onecard.optim.held import Storage
+from onecard.optim.region_buffers import Storage
 from onecard.plan.lines import GIB
 from onecard.run.checkpoint import TrainingState
 from onecard.train.engine import graphs_of, new_stepper, storage_of
@@ -86,7 +86,7 @@ def _check_host(state: TrainingState) -> None:
 def drop_card(run: TrainingRun, state: TrainingState) -> None:
     """Drop the model's own references to the card."""
     run.model.use_weights(state.weights)
-    run.model.forget_totals()
+    run.model.forget_accumulators()
 
 
 def move_to_card(run: TrainingRun, state: TrainingState, setting: Setting) -> None:

@@ -24,9 +24,9 @@ from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
 from onecard.language import _
 from onecard.model.decoder import Decoder
-from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype
-from onecard.optim.saved import MOMENTS, read_moment
+from onecard.model.registry import model_class
+from onecard.optim.moments import MOMENTS, read_moment
 from onecard.plan.scaling import repetition_note
 from onecard.run.directory import RunDirectory
 from onecard.train.engine import build_stepper, choose_kernel, make_room

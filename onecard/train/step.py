@@ -16,8 +16,8 @@ from onecard.model.decoder import Decoder
 from onecard.model.dropout import DropoutKeys
 from onecard.model.precision import torch_dtype
 from onecard.model.rounding import noise_key
-from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates, Rules, adamw_for_all
 from onecard.plan.bill import micro_batch_bytes, recorded_bytes
 from onecard.run.checkpoint import TrainingState
@@ -101,7 +101,7 @@ class Stepper:
             compiled=options.compiled,
         )
         model.use_weights(self.optimizer.working)
-        model.use_totals(self.optimizer.totals, self.optimizer.layer_totals)
+        model.use_accumulators(self.optimizer.accumulators, self.optimizer.layer_accumulators)
         self.loss_scale = LossScale(enabled=dtype == "float16")
         self._micros = 0  # of the step in progress: numbers the noise of bf16 accumulators
         self._may_capture = True
@@ -180,7 +180,7 @@ class Stepper:
                 self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers=layers)
                 del tokens_BT
             self._clear()
-        self.optimizer.rehearse()
+        self.optimizer.warm_up()
         give_back()  # what it leaves behind would lie amid the room of real micro-batches
         self._warmed_up = True
 

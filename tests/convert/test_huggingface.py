@@ -131,7 +131,7 @@ def test_loss_and_gradients_agree(tmp_path: Path) -> None:
     their_loss = theirs(TOKENS, labels=TOKENS).loss
     count = TOKENS[:, 1:].numel()
     our_gradients = {name: torch.zeros_like(parameter) for name, parameter in ours.named_parameters()}
-    ours.use_totals(our_gradients)
+    ours.use_accumulators(our_gradients)
     our_loss = ours.loss_sum(TOKENS[:, :-1], TOKENS[:, 1:], scale=torch.tensor(1 / count)) / count
     assert our_loss.item() == pytest.approx(their_loss.item(), abs=1e-5)
     their_loss.backward()

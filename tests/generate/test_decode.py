@@ -163,7 +163,7 @@ def test_training_goes_on_undisturbed() -> None:
     assert model.training
     drawn(model, [1, 2], 12)
     totals = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    model.use_totals(totals)
+    model.use_accumulators(totals)
     tokens_BT = torch.tensor([prompt_of(8)])
     model.loss_sum(tokens_BT, tokens_BT, scale=torch.tensor(1.0))
     assert all(total.any() for total in totals.values())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from measured_runs import D32, H200, Run, d32_row, d32_run, nanochat_runs, table_runs
 
 from onecard.arch import layout
-from onecard.arch.layout import OFFLOAD, PLACES, RECOMPUTE, Setting
+from onecard.arch.layout import OFFLOAD, PIECES_ON_CARD, RECOMPUTE, Setting
 from onecard.arch.parameters import parameters_of
 from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.config.knobs import load_config
@@ -122,7 +122,7 @@ def test_all_kinds_of_runs_are_among_them() -> None:
 
 def test_where_it_differs_one_more_layer_is_on_the_card() -> None:
     (run,) = (run for run in table_runs() if run.name == TWO_PLACES)
-    assert PLACES == 3
+    assert PIECES_ON_CARD == 3
     a_layer = 4 * sum(p.place for p in parameters_of(run.shape) if p.name.startswith("transformer.h.0.") and
                       p.kind == "layers")  # fmt: skip
     assert bill_of_run(run).steady - a_layer == pytest.approx(run.allocated_gib * GIB, rel=0.001)

@@ -19,7 +19,7 @@ from onecard.config.knobs import load_config
 from onecard.config.resolve import setting_of
 from onecard.config.run import RunConfig
 from onecard.data.prefetch import Micro
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim.schedule import rates
 from onecard.plan.host import HOST_BOUND, handing_out, is_recorded, micro_batch_operations, update_by_group
 from onecard.train.engine import new_stepper

@@ -1,4 +1,4 @@
-"""What stands on the card and the host is counted as optim/held.py allocates it."""
+"""What stands on the card and the host is counted as optim/region_buffers.py allocates it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from onecard.arch.parameters import parameters_of
 from onecard.arch.shapes import GPT2Shape
 from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim import regions
-from onecard.optim.held import Storage
 from onecard.optim.lowbit import Int8State
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.recipe import rules_of
+from onecard.optim.region_buffers import Storage
 from onecard.plan import standing as counted
 from onecard.plan.bill import is_refined
 from onecard.plan.lines import total
@@ -65,14 +65,14 @@ def allocated(optimizer: Optimizer) -> tuple[int, int]:
     """On the card and at home."""
     card: dict[int, int] = {}
     home: dict[int, int] = {}
-    for held in optimizer._held:
-        (home if held.on_host else card).update(storages(held.master, *held.states.values()))
-        card |= storages(held.working, *held.variances.values())
-        (card if held.layer_totals is None else home).update(storages(held.total))
-        if held.shuttle is not None:
-            card |= storages(*(t for place in held.shuttle._places for t in place))
-        if held.layer_totals is not None:
-            card |= storages(*held.layer_totals._places)
+    for buffers in optimizer._buffers:
+        (home if buffers.on_host else card).update(storages(buffers.master, *buffers.states.values()))
+        card |= storages(buffers.working, *buffers.variances.values())
+        (card if buffers.layer_accumulators is None else home).update(storages(buffers.accumulators))
+        if buffers.streamer is not None:
+            card |= storages(*(t for staging in buffers.streamer._staging for t in staging))
+        if buffers.layer_accumulators is not None:
+            card |= storages(*buffers.layer_accumulators._staging)
     muon = optimizer._muon
     if muon is not None:
         card |= storages(muon._x, muon._y, muon._gram, muon._poly)
@@ -113,7 +113,7 @@ def test_bytes_a_parameter() -> None:
 
     def on_card(kind: str, *, by_muon: bool = False, dtype: str = "bfloat16", **kept: str) -> float:
         each = per_element(kind, Setting(1, 128, **kept), dtype, by_muon=by_muon)  # type: ignore[arg-type]
-        return each.working + (0 if each.totals_on_host else each.total) + (
+        return each.working + (0 if each.accumulators_on_host else each.accumulator) + (
             0 if each.on_host else each.master + each.states
         )  # fmt: skip
 

@@ -13,10 +13,10 @@ from torch import Size, Tensor
 
 from onecard.arch.layout import Setting
 from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
-from onecard.optim.held import Storage
 from onecard.optim.lowbit import Int8State
 from onecard.optim.muon import Muon
 from onecard.optim.optimizer import _COMPILED_PIECE, Optimizer
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
 from onecard.plan.activations import TRYING_OUT
 from onecard.plan.answer import question_of
@@ -44,12 +44,12 @@ def optimizer_of(storage: Storage, *, muon: bool, refined: bool) -> Optimizer:
 
 def standing(optimizer: Optimizer) -> list[Tensor]:
     found = [optimizer._count, optimizer._key, optimizer._first, *optimizer._hyper, *optimizer._muon_hyper]
-    for held in optimizer._held:
-        states = [t for s in held.states.values() for t in (s if isinstance(s, Int8State) else (s,))]
-        found += [held.total, held.master, held.working, *states]
-        found += [t for b in held.batches for t in (*b.firsts, b.variance) if t is not None]
-        if held.shuttle is not None:
-            found += [place for places in held.shuttle._places for place in places]
+    for buffers in optimizer._buffers:
+        states = [t for s in buffers.states.values() for t in (s if isinstance(s, Int8State) else (s,))]
+        found += [buffers.accumulators, buffers.master, buffers.working, *states]
+        found += [t for b in buffers.batches for t in (*b.firsts, b.variance) if t is not None]
+        if buffers.streamer is not None:
+            found += [tensor for staging in buffers.streamer._staging for tensor in staging]
     if isinstance(optimizer._muon, Muon):
         muon = optimizer._muon
         found += [muon._x, muon._y, muon._gram, muon._poly, muon._plain_scale]
@@ -64,12 +64,12 @@ def test_uncompiled_copies_are_counted(
     muon: bool, refined: bool, states: str, master: str, place: str
 ) -> None:
     optimizer = optimizer_of(Storage(master, states, place), muon=muon, refined=refined)
-    for total in optimizer.totals.values():
-        total.add_(1.0)
+    for accumulator in optimizer.accumulators.values():
+        accumulator.add_(1.0)
     scale = torch.tensor(2.0)
     with LiveStorages([*standing(optimizer), scale]) as live:
         optimizer.update(Rates(0.5, momentum=0.9), scale)
-    predicted = optimizer.temporaries.on_host
+    predicted = optimizer.temporaries.on_cpu
     if not muon and master == "fp32" and states != "int8":
         assert predicted == 0 and live.peak == 0, "AdamW in full precision takes nothing"
     else:
@@ -125,6 +125,6 @@ def test_a_recording_needs_room_for_the_update_beside_it() -> None:
 def test_regions_are_cut_where_the_compiler_would_count_in_more_bits() -> None:
     optimizer = optimizer_of(Storage("bf16", "int8"), muon=False, refined=False)
     optimizer._piece = _COMPILED_PIECE
-    held = SimpleNamespace(shuttle=None, low_bit=True, region=SimpleNamespace(size=5 * 2**29))
-    spans = optimizer._spans_of(held)  # type: ignore[arg-type]
+    buffers = SimpleNamespace(streamer=None, low_bit=True, region=SimpleNamespace(size=5 * 2**29))
+    spans = optimizer._spans_of(buffers)  # type: ignore[arg-type]
     assert spans == [(0, 2**30), (2**30, 2**30), (2**31, 2**29)]

@@ -65,7 +65,7 @@ def test_an_update_that_is_broken_off_says_where_to_go_on(
         plain(*arguments)
 
     monkeypatch.setattr(Muon, "step", step)
-    monkeypatch.setattr(Optimizer, "rehearse", lambda optimizer: None)  # it makes such steps too
+    monkeypatch.setattr(Optimizer, "warm_up", lambda optimizer: None)  # it makes such steps too
     with pytest.raises(UserError, match="was broken off: CUDA out of memory") as stopped:
         train(config("--optimizer=muon"))
     saved = [event["step"] for event in events("saved")]

@@ -20,7 +20,7 @@ from onecard.config.run import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.bins import TokenFile
 from onecard.data.prefetch import Prefetcher
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim.recipe import rules_of
 from onecard.optim.schedule import rates
 from onecard.train.loop import train

@@ -323,7 +323,7 @@ def test_evaluating_takes_no_memory_for_training(workplace: Path) -> None:
     train(config("--max_iters=10"))
     run = open_run(config("--eval_only", "--init_from=resume", "--offload=optimizer", "--optim_states=int8"))
     assert run.stepper is None
-    assert not run.model._totals
+    assert not run.model._accumulators
     trained = train(config("--eval_only", "--init_from=resume"))
     assert trained.values["val_loss"] == list(read_metrics(Path("out/metrics.jsonl")))[-1]["val_loss"]
 

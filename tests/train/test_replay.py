@@ -21,7 +21,7 @@ from onecard.config.run import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.model.gpt2 import GPT2
-from onecard.optim.held import Storage
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates
 from onecard.plan.bill import training_bill
 from onecard.plan.lines import total

@@ -36,7 +36,7 @@ def gradients_of_one_step(micro_batch: int, dropout: float) -> tuple[float, dict
     with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=micro_batch) as batches:
         for micro in batches.next_step().micros:
             loss += stepper.backward(micro, 16 * SHAPE.block_size).item()
-    return loss, {n: total.clone() for n, total in stepper.optimizer.totals.items()}
+    return loss, {n: total.clone() for n, total in stepper.optimizer.accumulators.items()}
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -76,7 +76,7 @@ def test_a_step_that_is_stopped_midway_has_not_happened() -> None:
         assert stepper.run(batches.next_step().micros, Rates(1e-3), stop=stop) is None
     assert asked == 3
     assert all(torch.equal(p, before[n]) for n, p in stepper.model.named_parameters())
-    assert not any(total.any() for total in stepper.optimizer.totals.values())
+    assert not any(total.any() for total in stepper.optimizer.accumulators.values())
     assert stepper.optimizer.steps == 0
 
 
@@ -107,7 +107,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_fp32_weights_and_gradients() ->
     for name, parameter in stepper.model.named_parameters():
         assert parameter.dtype == (torch.bfloat16 if parameter.dim() == 2 else torch.float32)
         assert stepper.optimizer.export_weights()[name].dtype == torch.float32
-        total = stepper.optimizer.totals[name]
+        total = stepper.optimizer.accumulators[name]
         assert total.dtype == torch.float32
         error = (total.double() - gradients[name]).norm() / gradients[name].norm()
         assert error.item() < 0.05, name
@@ -168,7 +168,7 @@ def test_a_gradient_that_overflows_is_left_out_and_the_next_one_is_right() -> No
     with Prefetcher(sequences, sequences.start(), step_sequences=8, micro_batch=4) as batches:
         micros = list(batches.next_step().micros)
     before = {n: t.clone() for n, t in scaled.optimizer.export_weights().items()}
-    next(iter(scaled.optimizer.totals.values())).fill_(float("inf"))
+    next(iter(scaled.optimizer.accumulators.values())).fill_(float("inf"))
     scaled.update(Rates(1e-3))
     assert all(torch.equal(t, before[n]) for n, t in scaled.optimizer.export_weights().items())
     assert scaled.optimizer.steps == 0

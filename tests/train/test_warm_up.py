@@ -15,10 +15,10 @@ from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.model.compiling import graphs_compiled
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim import regions as regions_module
-from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule, Rules, adamw_for_all
 from onecard.train import step as step_module
 from onecard.train.replay import Replay
@@ -229,7 +229,7 @@ def test_so_are_the_kernels_of_the_update(kind: str, monkeypatch: pytest.MonkeyP
 
     found = run()
     assert compiled == [0, 0, 0]
-    monkeypatch.setattr(Optimizer, "rehearse", lambda optimizer: None)
+    monkeypatch.setattr(Optimizer, "warm_up", lambda optimizer: None)
     without = run()
     assert compiled[0] > 0, "there was something to compile"
     assert found.keys() == without.keys()
@@ -326,8 +326,8 @@ def test_one_block_at_the_end_is_compiled_before_too(monkeypatch: pytest.MonkeyP
         rules=adamw_for_all((0.9, 0.95), 0.1), device="cpu", compute=torch.float32,
         storage=Storage("fp32", "int8", "optimizer"), compiled=True,
     )  # fmt: skip
-    assert [count for _, count in optimizer._spans_of(optimizer._held[0])] == [2048, 256]
-    optimizer.rehearse()
+    assert [count for _, count in optimizer._spans_of(optimizer._buffers[0])] == [2048, 256]
+    optimizer.warm_up()
     before = graphs_compiled()
     optimizer.update(Rates(1e-2), torch.ones(()))
     assert graphs_compiled() == before
