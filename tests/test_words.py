@@ -30,7 +30,7 @@ _PATTERNS = {
     re.compile(rf"(?<![^\W_])({pattern})(?![^\W_])", re.IGNORECASE): said for pattern, said in BANNED.items()
 }
 # Rooms whose names and messages follow the glossary.
-ROOMS = ("cli", "config")
+ROOMS = ("cli", "config", "train")
 
 
 def words_of(path: Path) -> Iterator[tuple[int, str]]:

@@ -60,18 +60,18 @@ class Choice:
         if q.rates is None:
             return None
         setting = self.setting
-        if setting.cuda_graphs is None and not self.has_room_to_record:
+        if setting.cuda_graphs is None and not self.has_room_to_capture:
             setting = dataclasses.replace(setting, cuda_graphs=False)
         sequences, by_muon = q.config.sequences_per_step, q.config.by_muon
         return step_time(q.shape, setting, q.dtype, q.rates, sequences, by_muon=by_muon)
 
     @property
-    def has_room_to_record(self) -> bool:
+    def has_room_to_capture(self) -> bool:
         """Beside the bill, which has no graph where it is left to the trainer whether one is recorded."""
-        return self.recording_bytes <= -self.short
+        return self.capture_bytes <= -self.short
 
     @cached_property
-    def recording_bytes(self) -> int:
+    def capture_bytes(self) -> int:
         """With what an update takes in passing: a recording keeps all its memory meanwhile."""
         q, setting = self.question, self.setting
         graph = graph_bytes(q.shape, setting, q.dtype, dropout=q.config.dropout, last=self.last_micro_batch)

@@ -40,9 +40,9 @@ class PauseRequest:
 
     def __call__(self) -> bool:
         """As of a moment ago: this is asked between any two micro-batches."""
-        return self._wanted if time.monotonic() - self._looked < _LOOK_EVERY else self.wished()
+        return self._wanted if time.monotonic() - self._looked < _LOOK_EVERY else self.requested()
 
-    def wished(self) -> bool:
+    def requested(self) -> bool:
         """As of now."""
         try:
             there = self._wish.exists()

@@ -159,7 +159,7 @@ def _first_stepper(
     chosen = fit.setting
     while True:
         try:
-            room = fit.choice.has_room_to_record
+            room = fit.choice.has_room_to_capture
             stepper = new_stepper(model, config, fit.setting, device, dtype, compiled=compiled, room=room)
             break
         except Exception as error:

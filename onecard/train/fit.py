@@ -119,8 +119,8 @@ class Fit:
         """For a CUDA graph, of `allocator` bytes, besides the present setting. None: as at the start."""
         now = self.choice
         if allocator is None:
-            return now.has_room_to_record
-        return now.bill.need + now.recording_bytes <= allocator
+            return now.has_room_to_capture
+        return now.bill.need + now.capture_bytes <= allocator
 
     def _with(self, setting: Setting, allocator: float) -> Choice:
         """As fast as it is with so much memory for tensors: a CUDA graph takes some of it. Whether the
@@ -130,7 +130,7 @@ class Fit:
             roomy = replace(self.question, allowed=2**62).answer(setting)
             bare = replace(self.question, allowed=roomy.bill.process).answer(setting)
             self._known[setting] = roomy, bare  # billed and timed once
-        return roomy if roomy.bill.need + roomy.recording_bytes <= allocator else bare
+        return roomy if roomy.bill.need + roomy.capture_bytes <= allocator else bare
 
     def down(self, step: int, allocator: float | None = None) -> Setting | None:
         """After running out: the next-fastest setting with a lower peak. None: there is none.

@@ -58,13 +58,13 @@ def rest_until_taken_back(
     """
     tries, reported = 0, float("-inf")
     while not stop():
-        if wanted.wished():
+        if wanted.requested():
             wanted.granted(str(english_of(left)))  # again, if it came back while the run waited for memory
             tries = 0
             time.sleep(_LOOK_EVERY)
             continue
         wanted.going_on()
-        if wanted.wished():
+        if wanted.requested():
             continue
         short = take_card(run, needs, smaller_too=tries >= _TRIES_AS_BEFORE)
         if short is None:
@@ -75,7 +75,7 @@ def rest_until_taken_back(
             reported = time.monotonic()
             journal.waits_for_memory(short)
         again_at = time.monotonic() + _TRY_EVERY
-        while time.monotonic() < again_at and not stop() and not wanted.wished():
+        while time.monotonic() < again_at and not stop() and not wanted.requested():
             time.sleep(_LOOK_EVERY)
     return False
 

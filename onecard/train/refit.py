@@ -218,7 +218,7 @@ class Refit:
             raise
         except Exception as error:
             self.journal.save_failed(step, as_user_error(error, step))
-        if wanted.wished():
+        if wanted.requested():
             wanted.says("paused")
         left = left_on_card(run.device)
         if not rest_until_taken_back(run, self.journal, wanted, stop, left, needs):

@@ -116,10 +116,10 @@ def test_a_recording_needs_room_for_the_update_beside_it() -> None:
     choice = asked.answer(Setting(8, 4096))
     taken = update_bytes(asked.shape, choice.setting, asked.dtype, by_muon=True)
     graph = graph_bytes(asked.shape, choice.setting, asked.dtype, last=choice.last_micro_batch)
-    assert taken > 0 and choice.recording_bytes == graph + taken
+    assert taken > 0 and choice.capture_bytes == graph + taken
     need = choice.bill.process + graph + taken
-    assert dataclasses.replace(asked, allowed=need).answer(choice.setting).has_room_to_record
-    assert not dataclasses.replace(asked, allowed=need - 1).answer(choice.setting).has_room_to_record
+    assert dataclasses.replace(asked, allowed=need).answer(choice.setting).has_room_to_capture
+    assert not dataclasses.replace(asked, allowed=need - 1).answer(choice.setting).has_room_to_capture
 
 
 def test_regions_are_cut_where_the_compiler_would_count_in_more_bits() -> None:

@@ -121,7 +121,7 @@ def test_a_wish_outlives_the_end_of_the_pause_before_it(workplace: Path) -> None
     with directory.claimed(fresh=False):
         job, wish = PauseRequest(directory), directory.path / "pause"
         wish.touch()
-        assert job.wished()
+        assert job.requested()
         job.granted("the card is free, but for 0.53 GiB")
         assert "but for 0.53 GiB" in ask_to_pause(directory, patience=0.1)
         wish.unlink()
@@ -140,7 +140,7 @@ def test_a_refusal_is_told_once_and_the_next_wish_is_heard(workplace: Path) -> N
         job = PauseRequest(directory)
 
         def answers() -> None:
-            while not job.wished():
+            while not job.requested():
                 time.sleep(0.01)
             job.refused("the host has no room")
 
@@ -150,10 +150,10 @@ def test_a_refusal_is_told_once_and_the_next_wish_is_heard(workplace: Path) -> N
             ask_to_pause(directory, patience=30)
         thread.join()
         assert refused.value.why == "the host has no room" and refused.value.exit_code == 1
-        assert not job.wished()
+        assert not job.requested()
         with pytest.raises(UserError, match="has not let go"):
             ask_to_pause(directory, patience=0.1)  # not the refusal of before
-        assert job.wished()
+        assert job.requested()
 
 
 def test_a_refused_wish_that_cannot_be_removed_is_not_heard_again(
@@ -165,11 +165,11 @@ def test_a_refused_wish_that_cannot_be_removed_is_not_heard_again(
         wish.touch()
         monkeypatch.setattr("onecard.run.pause._remove", lambda path: None)
         job.refused("no")
-        assert not job.wished()
+        assert not job.requested()
         wish.unlink()
-        assert not job.wished()
+        assert not job.requested()
         wish.touch()
-        assert job.wished()
+        assert job.requested()
 
 
 def test_a_job_that_ends_meanwhile_is_not_waited_for(workplace: Path) -> None:
@@ -255,19 +255,19 @@ def test_a_folder_out_of_reach_is_no_wish_and_no_end(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "exists", gone)
-        assert job.wished() is False
+        assert job.requested() is False
     (tmp_path / "pause").touch()
-    assert job.wished() is True
+    assert job.requested() is True
 
 
 def test_after_a_refusal_the_next_wish_is_heard(tmp_path: Path) -> None:
     job, wish = PauseRequest(RunDirectory(str(tmp_path))), tmp_path / "pause"
     wish.touch()
-    assert job.wished()
+    assert job.requested()
     job.refused("no room")
     assert not job(), "not once more"
     wish.touch()  # before the job has looked again
-    assert job.wished()
+    assert job.requested()
     assert '"training"' in (tmp_path / "job.json").read_text(), "the refusal of before is no answer to it"
 
 

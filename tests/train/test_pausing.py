@@ -139,11 +139,11 @@ def test_a_request_in_the_moment_in_which_the_last_one_ends_keeps_the_card_free(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who sees `paused` after leaving a request has been reported that the card is free."""
-    plain, taken, wished = loop_module.PauseRequest.going_on, [], [False]
+    plain, taken, requested = loop_module.PauseRequest.going_on, [], [False]
 
     def going_on(request: Any) -> None:
-        if not wished[0]:
-            wished[0] = True
+        if not requested[0]:
+            requested[0] = True
             (Path("out") / "pause").touch()
         plain(request)
 
@@ -158,7 +158,7 @@ def test_a_request_in_the_moment_in_which_the_last_one_ends_keeps_the_card_free(
     def asking() -> None:
         ask_to_pause(OUT)
         (Path("out") / "pause").unlink()
-        wait_for(lambda: wished[0] and (Path("out") / "paused").exists())
+        wait_for(lambda: requested[0] and (Path("out") / "paused").exists())
         ask_to_go_on(OUT)
 
     problems = asked_at(monkeypatch, 7, asking)
@@ -490,7 +490,7 @@ def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pyte
         def __call__(self) -> bool:
             return bool(due) and runs[0].position.step >= due[0]
 
-        def wished(self) -> bool:
+        def requested(self) -> bool:
             return False  # taken back as soon as it is granted
 
         def granted(self, left: str = "") -> None:

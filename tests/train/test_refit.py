@@ -313,7 +313,7 @@ class ShortPause:
         self._asked += 1
         return self._asked > 40 and not self._was
 
-    def wished(self) -> bool:
+    def requested(self) -> bool:
         return self()
 
     def granted(self, left: str) -> None:

@@ -86,7 +86,7 @@ def pause_when(monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
     """A request to pause that stands as long as `wanted(granted)` says; `granted`: how often it was."""
     granted: list[int] = []
     plain = PauseRequest.granted
-    for name in ("__call__", "wished"):
+    for name in ("__call__", "requested"):
         monkeypatch.setattr(PauseRequest, name, lambda request: wanted(len(granted)))
     monkeypatch.setattr(
         PauseRequest, "granted", lambda request, *left: (granted.append(1), plain(request, *left))[1]
@@ -347,7 +347,7 @@ def test_a_changed_setting_is_captured_anew(workplace: Path, monkeypatch: pytest
         return fit.setting
 
     monkeypatch.setattr(Fit, "down", down)
-    monkeypatch.setattr(Choice, "has_room_to_record", property(lambda c: c.setting.recompute != "block"))
+    monkeypatch.setattr(Choice, "has_room_to_capture", property(lambda c: c.setting.recompute != "block"))
     monkeypatch.setattr(Stepper, "run", _full_at(Stepper.run, 2, 4, 6))
     monkeypatch.setattr("onecard.train.step.launch_share", lambda compute, inputs: (compute(*inputs), 0.0))
     train(config())

@@ -124,9 +124,9 @@ def test_a_capture_is_tried_by_the_memory_of_now() -> None:
     ]
     fit = fit_of(1.2, *words)
     assert fit.up(1000, 10 * GIB) is not None
-    assert not fit.choice.has_room_to_record and fit.room_to_capture(10 * GIB)
-    assert not fit.room_to_capture(fit.choice.bill.need + fit.choice.recording_bytes - 1)
-    assert fit.room_to_capture(None) is fit.choice.has_room_to_record
+    assert not fit.choice.has_room_to_capture and fit.room_to_capture(10 * GIB)
+    assert not fit.room_to_capture(fit.choice.bill.need + fit.choice.capture_bytes - 1)
+    assert fit.room_to_capture(None) is fit.choice.has_room_to_capture
 
 
 # --- in a run
