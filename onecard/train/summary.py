@@ -142,15 +142,13 @@ class Summary:
         if values["saved_step"] is None or self.risen:
             return []
         out = shlex.quote(config.out_dir)
-        commands = [
-            (f"onecard sample {out}", _("generate text")),
-            (
-                f"onecard export {out} {shlex.quote(config.out_dir.rstrip('/') + '-hf')}",
-                _("for Hugging Face"),
-            ),
-            (self._further(), _("train further")),
-        ]
-        return [_("next:"), *(f"  {command}   # {what}" for command, what in commands)]
+        lines = []
+        if self._run.tokenizer is not None:  # without one there is no text
+            lines.append(_("to generate text: {command}").format(command=f"onecard sample {out}"))
+        if self._run.model.shape.arch != "nanochat-2026":  # which Hugging Face does not have
+            command = f"onecard export {out} {shlex.quote(config.out_dir.rstrip('/') + '-hf')}"
+            lines.append(_("to use it with Hugging Face: {command}").format(command=command))
+        return [*lines, _("to train further: {command}").format(command=self._further())]
 
     def _risen(self) -> list[str]:
         """Of a loss that ended above where it was, which of the two kinds that is."""
