@@ -502,6 +502,6 @@ def test_a_start_beside_a_full_card_names_who_fills_it(monkeypatch: pytest.Monke
     alone = refused()
     assert alone.what == "other processes hold too much of the card: 0.50 GiB of it are left"
     assert reported[0] in alone.hint and "with the card to itself it runs with" in alone.why
-    assert "others hold" in refused("--auto_fit=False").what
+    assert "other processes hold" in refused("--auto_fit=False").what
     assert "others" not in refused("--vram_limit=1").what, "nobody else's doing"
     assert "others" not in refused("--n_layer=48", "--n_embd=6400", "--n_head=50").what
