@@ -36,10 +36,14 @@ from onecard.train import retries as retries_module
 from onecard.train import start as start_module
 from onecard.train.first_setting import open_fit, plan_of, process_bytes, setting_notes
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit
+from onecard.train.journal import Journal
 from onecard.train.loop import train
 from onecard.train.other_processes import Look
+from onecard.train.pace import duration
 from onecard.train.refit import _OF_TRAINING, Refit
+from onecard.train.saving import prepare_folder
 from onecard.train.speed_watch import Verdict
+from onecard.train.start import open_run
 from onecard.train.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
@@ -482,3 +486,26 @@ def test_at_the_bottom_it_is_the_smallest_there_is(
         seen.add(then)
     assert fit.choice.bill.need == fit.least_need
     assert len({setting.micro_batch for setting in seen}) <= MOST_MICRO_BATCHES
+
+
+# --- the first ETA ----------------------------------------------------------------------------------
+def test_what_a_step_is_predicted_to_take_is_what_the_runs_plan_says() -> None:
+    fit = open_fit(question(), on_card=True)
+    seconds, plan = fit.predicted_seconds, plan_of(fit, on_card=True)
+    assert seconds is not None and plan["speed"]["step_s"] == pytest.approx(seconds, abs=1e-4)
+    assert open_fit(question(rates=ANY_CARD), on_card=True).predicted_seconds is None
+    assert open_fit(question(), on_card=False).predicted_seconds is None
+
+
+def test_a_run_on_a_card_begins_with_the_predicted_eta(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = open_run(config("--max_iters=6000"))
+    run.fit, run.device = open_fit(question(), on_card=True), "cuda:0"
+    monkeypatch.setattr(journal_module, "peak_flops", lambda device, dtype: None)
+    prepare_folder(run)
+    with Journal(run) as journal:
+        journal.opened()
+    seconds = run.fit.predicted_seconds
+    assert seconds is not None and journal.status.seconds_left == pytest.approx(6000 * seconds)
+    assert f"time: {duration(6000 * seconds)} expected for 6,000 steps, at " in capsys.readouterr().err
