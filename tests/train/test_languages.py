@@ -41,7 +41,7 @@ def full_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SPANISH = (
     "nota: vram_limit y vram_reserve se refieren", "memoria insuficiente (evaluación): 2 secuencias",
-    "terminado en el paso 20 de 20", "loss de validación en nats por token:", "para seguir entrenando",
+    "terminado en el paso 20 de 20", "pérdida de validación en nats por token:", "para seguir entrenando",
 )  # fmt: skip
 GERMAN = (
     "Anmerkung: vram_limit und vram_reserve betreffen", "der Speicher reicht nicht (Auswertung): 2 Sequenzen",

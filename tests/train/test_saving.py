@@ -369,7 +369,7 @@ def test_damage_is_reported_and_quarantined_and_the_run_ends_the_same(
     train(config("--init_from=resume"))
     said = capsys.readouterr().err
     assert "step-00000015 is damaged (manifest.json is missing): step 10 is used" in said
-    assert "kept as out/checkpoints/damaged-step-00000015" in said
+    assert "is quarantined: out/checkpoints/damaged-step-00000015" in said
     assert same(weights(), whole)
 
 

@@ -503,9 +503,10 @@ def test_a_run_on_a_card_begins_with_the_predicted_eta(
     run = open_run(config("--max_iters=6000"))
     run.fit, run.device = open_fit(question(), on_card=True), "cuda:0"
     monkeypatch.setattr(journal_module, "peak_flops", lambda device, dtype: None)
-    prepare_folder(run)
-    with Journal(run) as journal:
-        journal.opened()
+    with run.directory.claimed(fresh=False):
+        prepare_folder(run)
+        with Journal(run) as journal:
+            journal.opened()
     seconds = run.fit.predicted_seconds
     assert seconds is not None and journal.status.seconds_left == pytest.approx(6000 * seconds)
     assert f"time: {duration(6000 * seconds)} expected for 6,000 steps, at " in capsys.readouterr().err
