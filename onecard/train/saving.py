@@ -95,15 +95,14 @@ class Saver:
         that it was there, or why it could not be written, which ends no run that is still learning."""
         step, say = self.run.position.step, self.journal.display.say
         if self.is_saved:
-            there = _("there is no step to save yet")
+            there = _("there is no step to save yet, asked by SIGUSR1")
             if step:
-                there = _("step {step:,} is saved already").format(step=step)
-            say(_("asked by SIGUSR1: {answer}").format(answer=there), "yellow")
+                there = _("step {step:,} is saved already, asked by SIGUSR1").format(step=step)
+            say(there, "yellow")
             return
         try:
             patiently(save, self.run, self.journal)
-            saved = _("saved step {step:,}").format(step=step)
-            say(_("asked by SIGUSR1: {answer}").format(answer=saved), "yellow")
+            say(_("saved step {step:,}, as asked by SIGUSR1").format(step=step), "yellow")
         except DivergedError:
             raise  # which is one
         except UserError as error:
