@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from onecard.data.prepare.command import prepare
 from onecard.language import _, english_of, joined, number
 from onecard.train import evaluate as evaluate_module
 from onecard.train.interrupt import StopRequest
+from onecard.train.speed_watch import Verdict
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +104,9 @@ def test_rates_and_nested_sentences_keep_their_english(monkeypatch: pytest.Monke
     assert english_of(whole) == (
         "waiting for memory: 1.50 GiB are needed, 0.25 GiB are free; going on as soon as there is room"
     )
+    # As a verdict on the speed is copied into an event.
+    copied = asdict(Verdict("slow", whole, 1.0, 2.0))["text"]
+    assert copied == whole and english_of(copied) == english_of(whole)
     both = joined([number(3.5e-4, ".1e"), _("checkpoint"), "plain"])
     assert both == "3,5e-04, Checkpoint, plain" and english_of(both) == "3.5e-04, checkpoint, plain"
 
