@@ -182,7 +182,7 @@ def under_cap(options: argparse.Namespace, cap: float, choice: Any, stepper: Any
     torch.cuda.set_per_process_memory_fraction(cap * GIB / torch.cuda.mem_get_info()[1])
     try:
         room, compiled = there.has_room_to_capture, stepper.model.compiled
-        stepper.record(engine.graphs_of(config, setting, options.device, compiled=compiled, room=room))
+        stepper.use_graphs(engine.graphs_of(config, setting, options.device, compiled=compiled, room=room))
         told["tokens_per_s"] = measured_speed(stepper, new_batches, config, options.sweep_steps)
         told["ran"] = True
     except Exception as error:

@@ -94,7 +94,7 @@ class Injector:
 
     def _watch_arrivals(self) -> None:
         """Autograd's engine stands between a layer and the loop: it must not make something else of them."""
-        from onecard.train import memory, parking
+        from onecard.train import memory, retries
         from onecard.train.refit import Refit
 
         plain, plain_forget = Refit.after, memory.forget
@@ -112,7 +112,7 @@ class Injector:
             plain_forget(error)
 
         setattr(Refit, "after", after)  # noqa: B010
-        setattr(parking, "forget", forget)  # noqa: B010
+        setattr(retries, "forget", forget)  # noqa: B010
 
 
 def _middle(watched: Watched) -> int:

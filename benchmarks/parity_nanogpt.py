@@ -37,7 +37,7 @@ from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 VOCAB = 64
 SETTINGS = {
@@ -114,10 +114,9 @@ def run_onecard(noted: dict[str, Any], config: RunConfig, way: tuple[str, int, s
         model,
         device="cpu",
         dtype="float32",
-        dropout=0.0,
-        grad_clip=config.grad_clip,
         rules=adamw_for_all((config.beta1, config.beta2), config.weight_decay),
         storage=Storage(offload=place),
+        options=StepOptions(grad_clip=config.grad_clip),
     )
     losses = []
     accumulation = config.gradient_accumulation_steps

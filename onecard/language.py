@@ -17,7 +17,7 @@ from __future__ import annotations
 import gettext
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -66,7 +66,7 @@ _SWAPPED = str.maketrans(",.", ".,")
 def number(value: float, form: str) -> str:
     """A number as the language writes it; `form` is Python's, such as ",.1f"."""
     text = format(value, form)
-    return text if wanted_language() == "en" else text.translate(_SWAPPED)
+    return text if wanted_language() == "en" else _Sentence(text.translate(_SWAPPED), text)
 
 
 class _Number(float):
@@ -116,3 +116,9 @@ def ngettext(one: str, many: str, count: int) -> str:
     """The same where the number decides between two forms."""
     translated = _catalogue(wanted_language()).ngettext(one, many, count)
     return _Sentence(translated, one if count == 1 else many)
+
+
+def joined(parts: Iterable[str], separator: str = ", ") -> str:
+    """Sentences one after the other, with their English."""
+    parts = list(parts)
+    return _Sentence(separator.join(parts), separator.join(str(english_of(part)) for part in parts))

@@ -69,7 +69,7 @@ def little_garbage() -> Iterator[None]:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder with a small learnable data set, as nanoGPT's commands expect."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onecard.train.parking._WAIT", 0.0)  # seconds in which others may give memory back
+    monkeypatch.setattr("onecard.train.retries._WAIT", 0.0)  # seconds in which others may give memory back
     write_bins(tmp_path / "data" / "tiny", train=6_000, val=1_500)
     return tmp_path
 

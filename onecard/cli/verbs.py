@@ -16,7 +16,7 @@ from onecard.config.knobs import Config, knobs, load_config, option
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.errors import UserError, need_package
-from onecard.language import N_, _
+from onecard.language import N_, _, english
 from onecard.plan.options import Options as PlanOptions
 from onecard.terminal import folded, say, show, show_json
 
@@ -172,7 +172,9 @@ def train(options: TrainOptions, words: list[str]) -> int:
     need_package("torch", "train", _("training"))
     from onecard.train.interrupt import nothing_to_save
 
-    with nothing_to_save():
+    with english(options.json), nothing_to_save():
+        if sys.stderr.isatty():  # which takes seconds, and shows nothing
+            say(_("loading torch ..."))
         from onecard.train.loop import train as run_training
 
         summary = run_training(config)

@@ -31,7 +31,7 @@ from onecard.optim.offload import host_empty
 from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates
 from onecard.train.memory import cap_memory
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 pytestmark = [
     pytest.mark.gpu,
@@ -171,9 +171,7 @@ def stepper_of(
     model.attention_kernel, _ = fastest_kernel(4, 4, 128, 64, torch_dtype(dtype), "cuda")
     if compiled:
         model.compile_parts()
-    return Stepper(
-        model, device="cuda", dtype=dtype, dropout=0.0, grad_clip=1.0, storage=storage, compiled=compiled
-    )
+    return Stepper(model, device="cuda", dtype=dtype, storage=storage, options=StepOptions(compiled=compiled))
 
 
 def requested_bytes() -> int:
@@ -228,7 +226,7 @@ def test_the_update_waits_for_accumulators_being_copied_back() -> None:
         model = GPT2.initialised(shape, 3)
         model.attention_kernel = "efficient"
         storage = Storage(offload=offload)
-        stepper = Stepper(model, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, storage=storage)
+        stepper = Stepper(model, device="cuda", dtype="bfloat16", storage=storage)
         for _ in range(6):
             stepper.backward(micro, 512)
             stepper.update(Rates(1e-3))
@@ -425,7 +423,7 @@ def test_2026_trains_compiled_with_offloaded_accumulators_as_without() -> None:
         model.recompute = "block"
         model.compile_parts()
         stepper = Stepper(
-            model, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, storage=storage, compiled=True
+            model, device="cuda", dtype="bfloat16", storage=storage, options=StepOptions(compiled=True)
         )
         taken = []
         for _ in range(15):

@@ -198,14 +198,7 @@ def test_fresh_weights_predict_nothing_and_begin_as_nanochats() -> None:
     "storage", [Storage(), Storage("bf16", "int8"), Storage(offload="gradients")], ids=str
 )
 def test_the_engine_trains_it(storage: Storage) -> None:
-    stepper = Stepper(
-        Nanochat.initialised(SHAPE, 3),
-        device="cpu",
-        dtype="float32",
-        dropout=0.0,
-        grad_clip=1.0,
-        storage=storage,
-    )
+    stepper = Stepper(Nanochat.initialised(SHAPE, 3), device="cpu", dtype="float32", storage=storage)
     x_BT, y_BT = batch(sequences=8)
     losses = []
     for _ in range(25):

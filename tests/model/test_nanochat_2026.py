@@ -23,7 +23,7 @@ from onecard.model.layers import RMS_EPSILON
 from onecard.model.nanochat_2026 import Nanochat2026
 from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 # All four kinds of layers: short and long windows, with and without value embeddings.
 SHAPE = Nanochat2026Shape(n_layer=5, n_head=2, n_embd=32, vocab_size=61, block_size=211)
@@ -297,14 +297,7 @@ def test_fresh_weights_predict_nothing_and_begin_as_nanochats() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_engine_trains_it(storage: Storage, dtype: str) -> None:
     shape = dataclasses.replace(SHAPE, block_size=40)
-    stepper = Stepper(
-        Nanochat2026.initialised(shape, 3),
-        device="cpu",
-        dtype=dtype,
-        dropout=0.0,
-        grad_clip=1.0,
-        storage=storage,
-    )
+    stepper = Stepper(Nanochat2026.initialised(shape, 3), device="cpu", dtype=dtype, storage=storage)
     x_BT, y_BT = batch(shape, 4, 40)
     losses = []
     for _ in range(25):
@@ -325,7 +318,7 @@ def test_layers_of_a_kind_are_compiled_once(recompute: str) -> None:
     for compiled in (False, True):
         model = scattered(shape)
         model.recompute = recompute
-        stepper = Stepper(model, device="cpu", dtype="float32", dropout=0.0, grad_clip=0.0)
+        stepper = Stepper(model, device="cpu", dtype="float32", options=StepOptions(grad_clip=0.0))
         if compiled:
             model.compile_parts(backend="aot_eager")
         counted = graphs_compiled()

@@ -39,7 +39,7 @@ def model_of(config: RunConfig, shape: Shape, dtype: str, *, fake: bool = False)
     """A model in a stepper: its weights and totals are those of a run."""
     model = model_class(shape)(shape) if fake else model_class(shape).initialised(shape, 1)
     rules = rules_of(config, shape)
-    Stepper(model, device="cpu", dtype=dtype, dropout=0.0, grad_clip=1.0, rules=rules)
+    Stepper(model, device="cpu", dtype=dtype, rules=rules)
     return model
 
 

@@ -16,7 +16,7 @@ from onecard.model.gpt2 import GPT2
 from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
-from onecard.train.step import LossScale, Stepper
+from onecard.train.step import LossScale, StepOptions, Stepper
 
 SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=32, vocab_size=61, block_size=16, bias=True)
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "hundred_steps.safetensors"
@@ -24,7 +24,9 @@ FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "hundred_steps
 
 def make_stepper(dropout: float = 0.0, grad_clip: float = 1.0, dtype: str = "float64") -> Stepper:
     model = GPT2.initialised(SHAPE, 3)
-    return Stepper(model, device="cpu", dtype=dtype, dropout=dropout, grad_clip=grad_clip)
+    return Stepper(
+        model, device="cpu", dtype=dtype, options=StepOptions(dropout=dropout, grad_clip=grad_clip)
+    )
 
 
 def gradients_of_one_step(micro_batch: int, dropout: float) -> tuple[float, dict[str, torch.Tensor]]:
@@ -122,9 +124,12 @@ def test_a_hundred_steps_give_nanogpts_own_losses() -> None:
         model, {k.removeprefix("weights."): v for k, v in recorded.items() if k.startswith("weights.")}
     )
     stepper = Stepper(
-        model, device="cpu", dtype="float32", dropout=0.0, grad_clip=config.grad_clip,
+        model,
+        device="cpu",
+        dtype="float32",
         rules=adamw_for_all((config.beta1, config.beta2), config.weight_decay),
-    )  # fmt: skip
+        options=StepOptions(grad_clip=config.grad_clip),
+    )
     x, y = recorded["x"].long(), recorded["y"].long()
     accumulation = config.gradient_accumulation_steps
     ids = torch.zeros(config.batch_size, dtype=torch.int64)
