@@ -27,8 +27,9 @@ import numpy as np
 
 from onecard.data.gpt2_bpe import gpt2_tokenizer
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.prepare.reading import document_digest
-from onecard.data.texts import Texts
+from onecard.data.prepare.split import ByHash
 
 _FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 
@@ -92,7 +93,7 @@ def first_difference(ours: Any, texts: list[str], theirs: Any) -> tuple[int, str
     different, example = 0, ""
     for start in range(0, len(texts), 2_000):
         part = texts[start : start + 2_000]
-        ids_N, offsets = ours.encode_batch(Texts.of(part))
+        ids_N, offsets = ours.encode_batch(part)
         for number, text in enumerate(part):
             right = theirs.encode_to_numpy(text, disallowed_special=())
             if not np.array_equal(ids_N[offsets[number] : offsets[number + 1]], right):
@@ -105,10 +106,11 @@ def bins_are_right(folder: str, texts: list[str], theirs: Any) -> dict[str, Any]
     """A whole prepare against documents encoded one by one and put together by its own rule."""
     files = [str(path) for path in sorted(Path(folder).rglob("*.parquet"))]
     with tempfile.TemporaryDirectory() as out:
-        facts = prepare(files, name="exact", out_root=Path(out), tokenizer="gpt2", progress=False)
+        facts = prepare(files, PrepareOptions(name="exact", out_root=out, tokenizer="gpt2"), progress=False)
         right: dict[str, list[Any]] = {"train": [], "val": []}
-        for text in texts:
-            held_out = document_digest(text.encode()) < facts.meta["split_at"]
+        rule = ByHash(facts.meta["split_at"], facts.meta["split_salt"])
+        digests = np.array([document_digest(text.encode()) for text in texts], np.uint64)
+        for text, held_out in zip(texts, rule.holds_out(digests).tolist(), strict=True):
             ids = theirs.encode_to_numpy(text, disallowed_special=())
             right["val" if held_out else "train"] += [ids, np.array([theirs.eot_token], np.uint32)]
         same = {

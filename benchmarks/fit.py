@@ -122,8 +122,9 @@ def prepare_data(options: argparse.Namespace) -> Row:
         tiny_data(options.dataset)
     elif options.data:
         from onecard.data.prepare.command import prepare
+        from onecard.data.prepare.options import PrepareOptions
 
-        prepare(options.data, name=options.dataset, tokenizer="gpt2", val_fraction=0.025)
+        prepare(options.data, PrepareOptions(name=options.dataset, tokenizer="gpt2", val_fraction=0.025))
     if not (Path("data") / options.dataset / "val.bin").exists():
         return {"error": f"there is no data/{options.dataset}: --data PARQUET..."}  # not once in every job
     return {}

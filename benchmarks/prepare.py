@@ -30,11 +30,9 @@ from pathlib import Path
 from typing import Any
 
 BATCH_BYTES = 4 * 2**20
-# "str": a list of Python strings, what most callers have and all but one encoder take; "bytes": UTF-8, where
-# an encoder takes that; "copied": UTF-8 that is copied into strings within the clock, as prepare does it.
-ENCODERS = (
-    "fastokens str", "fastokens copied", "gigatoken bytes", "gigatoken str", "tokenizers str", "tiktoken str",
-)  # fmt: skip
+# "str": a list of Python strings, what prepare has and all but one encoder take; "bytes": UTF-8, where an
+# encoder takes that.
+ENCODERS = ("fastokens str", "gigatoken bytes", "gigatoken str", "tokenizers str", "tiktoken str")
 
 
 # ---------------------------------------------------------------- one measurement, in its own process
@@ -45,13 +43,15 @@ def measure_prepare(folder: str) -> dict[str, Any]:
 
     from onecard.data.gpt2_bpe import gpt2_tokenizer
     from onecard.data.prepare.command import prepare
-    from onecard.data.texts import Texts
+    from onecard.data.prepare.options import PrepareOptions
 
-    gpt2_tokenizer().encode_batch(Texts.of([""]))  # loads the vocabulary
+    gpt2_tokenizer().encode_batch([""])  # loads the vocabulary
     files = [str(path) for path in sorted(Path(folder).rglob("*.parquet"))]
     with tempfile.TemporaryDirectory() as out:
         began, cpu = time.perf_counter(), time.process_time()
-        facts = prepare(files, name="benchmark", out_root=Path(out), tokenizer="gpt2", progress=False)
+        facts = prepare(
+            files, PrepareOptions(name="benchmark", out_root=out, tokenizer="gpt2"), progress=False
+        )
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     tokens = facts.meta["tokens"] - facts.meta["documents"]  # an encoder alone writes no end-of-texts
     return {"seconds": seconds, "cpu": cpu, "tokens": tokens, "bytes": facts.meta["text_bytes"]}
@@ -59,7 +59,6 @@ def measure_prepare(folder: str) -> dict[str, Any]:
 
 def measure_encoder(kind: str, folder: str) -> dict[str, Any]:
     from onecard.data.gpt2_bpe import gpt2_tokenizer
-    from onecard.data.texts import Texts
 
     package, _, form = kind.partition(" ")
     ours = gpt2_tokenizer()
@@ -70,8 +69,7 @@ def measure_encoder(kind: str, folder: str) -> dict[str, Any]:
         encoder = fastokens.Tokenizer.from_json_str(vocabulary)
 
         def count(batch: Any) -> int:
-            strings = batch.for_encoder() if isinstance(batch, Texts) else batch
-            return len(encoder.encode_batch_flat(strings, split_special_tokens=True)[0]) // 4
+            return len(encoder.encode_batch_flat(batch, split_special_tokens=True)[0]) // 4
     elif package == "gigatoken":
         import awkward  # noqa: F401 - gigatoken loads it at its first answer: outside the clock too
         import gigatoken
@@ -99,8 +97,6 @@ def measure_encoder(kind: str, folder: str) -> dict[str, Any]:
             )
 
     batches, n_bytes = _batches(folder, form)
-    if form == "copied":
-        batches = [Texts.of(batch) for batch in batches]
     began, cpu = time.perf_counter(), time.process_time()
     tokens = sum(count(batch) for batch in batches)
     return {
@@ -168,9 +164,11 @@ def compare(folder: str, rounds: int) -> dict[str, Any]:
             "cpu_seconds": round(statistics.median(r["cpu"] for r in results), 3),
             "tokens": results[0]["tokens"],
         }
-    ours = rates["prepare"]["tokens_per_s"]
+    ours, best = rates["prepare"]["tokens_per_s"], max(rates["prepare"]["all"])
     for name in kinds:
         rates[name]["prepare_reaches"] = round(ours / rates[name]["tokens_per_s"], 3)
+        # On a machine with other load the fastest of the rounds is what least of it disturbed.
+        rates[name]["prepare_reaches_at_best"] = round(best / max(rates[name]["all"]), 3)
         rates[name]["same_number_of_tokens"] = rates[name]["tokens"] == rates["prepare"]["tokens"]
     return rates
 

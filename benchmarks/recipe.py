@@ -193,8 +193,9 @@ def compare(options: argparse.Namespace, what: str, measure: Callable[..., dict[
     sys.path.insert(0, str(Path(__file__).parent.parent))
     if options.data:
         from onecard.data.prepare.command import prepare
+        from onecard.data.prepare.options import PrepareOptions
 
-        prepare(options.data, name=options.dataset, tokenizer="gpt2", val_fraction=0.025)
+        prepare(options.data, PrepareOptions(name=options.dataset, tokenizer="gpt2", val_fraction=0.025))
     import torch
 
     result: dict[str, Any] = {

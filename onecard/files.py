@@ -182,20 +182,15 @@ def remove_any(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def exclusive_lock(path: Path, *, holds_data: bool = False) -> BinaryIO:
-    """Held while the returned file is open; it goes with the process, even by kill -9.
-
-    `holds_data`: the file is more than a lock. Windows keeps everybody else from reading what is locked, so
-    there such a file is left unlocked.
-    """
+def exclusive_lock(path: Path) -> BinaryIO:
+    """Held while the returned file is open; it goes with the process, even by kill -9."""
     with contextlib.suppress(FileNotFoundError):
         _must_be_ordinary(path.stat(), path)
     file = path.open("ab")
     try:
         import fcntl
     except ImportError:
-        if not holds_data:
-            _lock_on_windows(file)
+        _lock_on_windows(file)
         return file
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

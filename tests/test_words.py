@@ -31,8 +31,8 @@ _PATTERNS = {
 }
 # Rooms whose names and messages follow the glossary.
 ROOMS = (
-    "cli", "config", "convert", "errors", "files", "generate", "language", "plan", "report", "run", "terminal",
-    "train",
+    "cli", "config", "convert", "data", "errors", "files", "generate", "language", "plan", "report", "run",
+    "terminal", "train",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from onecard.cli.parser import Verb
 from onecard.config.knobs import Config, knobs, load_config, option
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
+from onecard.data.prepare.options import PrepareOptions
 from onecard.errors import UserError, need_package
 from onecard.language import N_, _, english
 from onecard.plan.options import Options as PlanOptions
@@ -42,25 +43,6 @@ class TrainOptions(Config):
 @dataclass(frozen=True, kw_only=True)
 class NoOptions(Config):
     """Of verbs that take the knobs of their config alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareOptions(Config):
-    # fmt: off
-    name: str | None = option("str", "the folder under data/; named after the first input unless given", value="NAME")
-    out_root: str = option("str", "the folder that holds all datasets; nanoGPT's configs look in data/", default="data", value="FOLDER")
-    tokens: int | None = option("tokens", "stop when there are this many training tokens: 3.2B, 100M; else all there are", value="N")
-    tokenizer: str | None = option("str", "gpt2; byte (usual for stdlib); char (usual for shakespeare_char)", choices=("gpt2", "byte", "char"), value="NAME")
-    train_tokenizer: int | None = option("int", "learn a BPE of this many tokens from the text itself, such as 32768; it is kept with the data", value="N")
-    text_column: str | None = option("str", "the column of jsonl and parquet that holds the text: text unless given", value="NAME")
-    val_fraction: float | None = option("float", "the share of documents held out for validation, chosen by their hash", value="X")
-    dump: str | None = option("str", "fineweb only: one crawl, such as CC-MAIN-2013-20; else a sample of all crawls", value="NAME")
-    edu: bool = option("bool", "fineweb only: FineWeb-Edu, the part that teaches")
-    keep: bool = option("bool", "keep the parquet files that are downloaded (in the Hub cache)")
-    check_: bool = option("bool", "prepare nothing: verify data/NAME against its meta.json, and show what is in it")
-    force: bool = option("bool", "replace a data/NAME that was made from something else")
-    json: bool = option("bool", _AS_JSON)
-    # fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,22 +97,17 @@ def prepare(options: PrepareOptions, inputs: list[str]) -> int:
     from onecard.data.prepare.outcome import summary
     from onecard.data.prepare.request import checked_root, dataset_name, named_dataset
 
-    out_root = checked_root(options.out_root)
     if options.check_:
         from onecard.data.check.report import check as run_check
 
         given = Path(inputs[0]) if inputs else Path()
         is_dataset = options.name is None and (given / "train.bin").exists()
         named = named_dataset(inputs, options.dump, options.edu)
-        report = run_check(given if is_dataset else out_root / dataset_name(inputs, options.name, named))
+        folder = checked_root(options.out_root) / dataset_name(inputs, options.name, named)
+        report = run_check(given if is_dataset else folder)
         _show(report, options.json, report.text)
         return 0 if report.ok else 1
-    facts = run_prepare(
-        inputs, name=options.name, out_root=out_root, tokenizer=options.tokenizer,
-        train_tokenizer=options.train_tokenizer, text_column=options.text_column,
-        val_fraction=options.val_fraction, tokens=options.tokens, dump=options.dump, edu=options.edu,
-        keep=options.keep, force=options.force,
-    )  # fmt: skip
+    facts = run_prepare(inputs, options)
     _show(facts, options.json, lambda: summary(facts))
     return 0
 

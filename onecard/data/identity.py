@@ -17,6 +17,7 @@ import numpy as np
 
 from onecard.data.bins import TokenFile
 from onecard.errors import UserError
+from onecard.language import _
 
 Mark = dict[str, Any]
 
@@ -92,11 +93,16 @@ class Identity:
             return hashlib.sha256(), 0
         count, written = int(split.known["tokens"]), str(split.known.get("as", _OLD_MARKS))
         if count > len(split.tokens):
-            raise self._other(name, f"there were {count:,} tokens, and there are {len(split.tokens):,}")
+            raise self._other(
+                name,
+                _("there were {before:,} tokens, and there are {n:,}").format(
+                    before=count, n=len(split.tokens)
+                ),
+            )
         digest = hashlib.sha256()
         same = self._hash(split.tokens, 0, count, written, digest)
         if not same or digest.hexdigest() != split.known["sha256"]:
-            raise self._other(name, f"the first {count:,} tokens are not those it began with")
+            raise self._other(name, _("the first {n:,} tokens are not those it began with").format(n=count))
         return (digest, count) if written == split.tokens.stored_as else (hashlib.sha256(), 0)
 
     def _extend(self, split: _Split, digest: Any, begin: int) -> None:
@@ -121,12 +127,15 @@ class Identity:
         return True
 
     def _other(self, split: str, why: str) -> UserError:
-        kind = "training" if split == "train" else "validation"
+        kind = _("training: {why}") if split == "train" else _("validation: {why}")
         return UserError(
-            f"{self._name} is not the data this run began with",
-            f"{kind}: {why};\nthe model would go on with other text, or with ids that mean something else",
-            "prepare the same data again, start over with --fresh, or go on with this as other data:\n"
-            "rename its folder, and --init_from=resume --dataset=ITS-NEW-NAME",
+            _("{name} is not the data this run began with").format(name=self._name),
+            kind.format(why=why)
+            + ";\n"
+            + _("the model would go on with other text, or with ids that mean something else"),
+            _("prepare the same data again, start over with --fresh, or go on with this as other data:")
+            + "\n"
+            + _("rename its folder, and --init_from=resume --dataset=ITS-NEW-NAME"),
         )
 
 

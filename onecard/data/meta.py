@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from onecard.errors import UserError
 from onecard.files import DATA_JSON_BYTES, load_json
+from onecard.language import _
 
 META_SCHEMA = 1
 # Beside the bins while prepare is at work on them, or was when it was killed.
@@ -24,12 +25,18 @@ def read_meta(data_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}", str(error), "prepare the data again with --force") from error
+        raise UserError(
+            _("cannot read {path}").format(path=path), str(error), _("prepare the data again with --force")
+        ) from error
     if not isinstance(meta, dict) or not isinstance(meta.get("schema"), int):
-        raise UserError(f"{path} is not a onecard meta.json", "it names no schema version")
+        raise UserError(
+            _("{path} is not a onecard meta.json").format(path=path), _("it names no schema version")
+        )
     if meta["schema"] > META_SCHEMA:
         raise UserError(
-            f"{path} has schema {meta['schema']}; this onecard knows {META_SCHEMA}",
+            _("{path} has schema {schema}; this onecard knows {known}").format(
+                path=path, schema=meta["schema"], known=META_SCHEMA
+            ),
             hint="pip install --upgrade onecard",
         )
     return meta

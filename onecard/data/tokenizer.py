@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from onecard.config.dataset import character_table
 from onecard.data.meta import read_meta
-from onecard.data.texts import Texts, well_formed
+from onecard.data.texts import well_formed
 from onecard.errors import UserError
+from onecard.language import _
 
 EOT_TEXT = "<|endoftext|>"
 NAMES = ("gpt2", "byte", "char")
@@ -39,8 +40,11 @@ class Tokenizer(ABC):
     def encode_array(self, text: str) -> NDArray[np.uint32]:
         """Ids of `text`; strings that look like special tokens are plain text."""
 
-    def encode_batch(self, texts: Texts) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Ids of all texts in one row, and where each begins: text n's are ids[offsets[n]:offsets[n + 1]]."""
+    def encode_batch(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Ids of all texts in one row, and where each begins: text n's are ids[offsets[n]:offsets[n + 1]].
+
+        The texts are well-formed (texts.py).
+        """
         return in_one_row([self.encode_array(text) for text in texts])
 
     @abstractmethod
@@ -175,9 +179,13 @@ class CharTokenizer(Tokenizer):
     def _unknown(self, character: str) -> UserError:
         sample = "".join(c for c in self.characters if c.isprintable())[:100]
         return UserError(
-            f"the character {character!r} (U+{ord(character):04X}) is not in this model's vocabulary",
-            f"it was trained on text with {self.n_vocab} different characters: {sample}",
-            "use only those, or train with --tokenizer=byte, which can write anything",
+            _("the character {character!r} (U+{point:04X}) is not in this model's vocabulary").format(
+                character=character, point=ord(character)
+            ),
+            _("it was trained on text with {n_vocab} different characters: {sample}").format(
+                n_vocab=self.n_vocab, sample=sample
+            ),
+            _("use only those, or train with --tokenizer=byte, which can write anything"),
         )
 
 
@@ -193,7 +201,10 @@ def make_tokenizer(name: str) -> Tokenizer:
         return gpt2_tokenizer()
     if name == "byte":
         return ByteTokenizer()
-    raise UserError(f"there is no tokenizer {name!r}", hint=f"one of: {', '.join(NAMES)}")
+    raise UserError(
+        _("there is no tokenizer {name!r}").format(name=name),
+        hint=_("one of: {names}").format(names=", ".join(NAMES)),
+    )
 
 
 def from_facts(facts: dict[str, Any]) -> Tokenizer:
@@ -202,7 +213,7 @@ def from_facts(facts: dict[str, Any]) -> Tokenizer:
     if name == "char":
         characters = facts.get("characters")
         if not isinstance(characters, str) or not characters or len(set(characters)) != len(characters):
-            raise UserError("the saved character vocabulary is damaged")
+            raise UserError(_("the saved character vocabulary is damaged"))
         tokenizer: Tokenizer = CharTokenizer(characters)
     elif name == "bpe":
         from onecard.data.train_bpe import TrainedBpe
@@ -212,9 +223,11 @@ def from_facts(facts: dict[str, Any]) -> Tokenizer:
         tokenizer = make_tokenizer(str(name)[:_LONGEST_NAME])
     if facts.get("hash") != tokenizer.hash:
         raise UserError(
-            f"the data was written with another {name} tokenizer than this onecard's",
-            f"its hash is {str(facts.get('hash'))[:64]}, ours {tokenizer.hash}",
-            "prepare the data again",
+            _("the data was written with another {name} tokenizer than this onecard's").format(name=name),
+            _("its hash is {hash}, ours {ours}").format(
+                hash=str(facts.get("hash"))[:64], ours=tokenizer.hash
+            ),
+            _("prepare the data again"),
         )
     return tokenizer
 
@@ -225,7 +238,10 @@ def load_tokenizer(data_dir: Path) -> Tokenizer | None:
     if meta is not None:
         facts = meta.get("tokenizer")
         if not isinstance(facts, dict):
-            raise UserError(f"{data_dir / 'meta.json'} names no tokenizer", hint="prepare the data again")
+            raise UserError(
+                _("{path} names no tokenizer").format(path=data_dir / "meta.json"),
+                hint=_("prepare the data again"),
+            )
         return from_facts(facts)
     path = data_dir / "meta.pkl"
     return CharTokenizer(character_table(path)) if path.is_file() else None

@@ -22,6 +22,7 @@ from onecard.data.bpe import WHITE_RUN_WITHOUT_NEWLINES, BpeTokenizer, Pretokens
 from onecard.data.texts import well_formed
 from onecard.data.tokenizer import EOT_TEXT
 from onecard.errors import UserError, missing_package
+from onecard.language import _
 
 # GPT-4's cut: contractions in either case, words with at most one sign in front, up to three digits,
 # signs with the newlines behind them, white space up to its last newline. Encoders know this very
@@ -49,7 +50,7 @@ MAX_VOCAB = 2**17
 # number of different words, and rustbpe's counts would overflow at 2^31.
 MAX_TRAINING_BYTES = 300_000_000
 
-# What rustbpe is handed at a time. It copies a buffer of texts before it counts them, so neither a
+# What rustbpe gets at a time. It copies a buffer of texts before it counts them, so neither a
 # text nor a buffer may be as large as a book.
 _PIECE = 2**16
 _PIECES_IN_BUFFER = 128
@@ -91,27 +92,29 @@ class TrainedBpe(BpeTokenizer):
     def of_facts(cls, facts: dict[str, Any]) -> TrainedBpe:
         packed, pattern, specials = facts.get("merges"), facts.get("pattern"), facts.get("specials")
         if not isinstance(packed, str) or not isinstance(pattern, str) or not isinstance(specials, list):
-            raise _damaged("its merges, pattern or special tokens are missing")
+            raise _damaged(_("its merges, pattern or special tokens are missing"))
         if not all(isinstance(text, str) for text in specials) or specials[:1] != [EOT_TEXT]:
-            raise _damaged(f"its first special token is not {EOT_TEXT}")
+            raise _damaged(_("its first special token is not {text}").format(text=EOT_TEXT))
         if facts.get("hash") != _hash(packed, pattern, specials):
-            raise _damaged("its contents do not match its hash")
+            raise _damaged(_("its contents do not match its hash"))
         # The hash speaks against accidents. Facts also come with checkpoints of strangers, so nothing
         # that could hang or fill the memory is taken on trust.
         if pattern != PATTERN:
             raise UserError(
-                "the saved tokenizer cuts text in a way this onecard does not know",
-                f"its pattern is {pattern[:200]}",
-                "use the onecard that wrote it, or prepare the data again",
+                _("the saved tokenizer cuts text in a way this onecard does not know"),
+                _("its pattern is {pattern}").format(pattern=pattern[:200]),
+                _("use the onecard that wrote it, or prepare the data again"),
             )
         _check_specials(specials)
         if len(packed) > 8 * MAX_VOCAB:
-            raise _damaged(f"it has more than {MAX_VOCAB:,} tokens")
+            raise _damaged(_("it has more than {most:,} tokens").format(most=MAX_VOCAB))
         pairs_M2 = _unpacked(packed)
         _check_pairs(pairs_M2, specials)
         tokenizer = cls(pairs_M2, tuple(specials))
         if (facts.get("n_vocab"), facts.get("eot")) != (tokenizer.n_vocab, tokenizer.eot):
-            raise _damaged(f"it has {tokenizer.n_vocab} tokens, not {facts.get('n_vocab')}")
+            raise _damaged(
+                _("it has {ours} tokens, not {n}").format(ours=tokenizer.n_vocab, n=facts.get("n_vocab"))
+            )
         return tokenizer
 
 
@@ -123,18 +126,18 @@ def train_bpe(
 ) -> TrainedBpe:
     """The best merges for these texts, `n_vocab` tokens in all with the bytes and the special tokens.
 
-    progress: told how many bytes have been read. Reading stops at max_bytes.
+    progress: called with how many bytes have been read. Reading stops at max_bytes.
     """
     if not MIN_VOCAB <= n_vocab <= MAX_VOCAB:
         raise UserError(
-            f"a vocabulary of {n_vocab:,} tokens cannot be trained",
-            f"it must have between {MIN_VOCAB:,} and {MAX_VOCAB:,}",
-            "--train-tokenizer=32768 suits most models",
+            _("a vocabulary of {n_vocab:,} tokens cannot be trained").format(n_vocab=n_vocab),
+            _("it must have between {least:,} and {most:,}").format(least=MIN_VOCAB, most=MAX_VOCAB),
+            _("--train-tokenizer=32768 suits most models"),
         )
     try:
         rustbpe: Any = importlib.import_module("rustbpe")
     except ImportError as error:
-        raise missing_package("rustbpe", "train", "training a tokenizer") from error
+        raise missing_package("rustbpe", "train", _("training a tokenizer")) from error
     n_learnt = n_vocab - len(SPECIALS)
     trainer = rustbpe.Tokenizer()
     pieces = _pieces(texts, max_bytes, progress)
@@ -195,32 +198,42 @@ def _tokens(pairs_M2: NDArray[np.int64]) -> list[bytes]:
 def _check_specials(specials: list[str]) -> None:
     """Encoders look for all of them at once, in an expression made of their texts."""
     if len(specials) > _MOST_SPECIALS:
-        raise _damaged(f"it has {len(specials):,} special tokens, more than {_MOST_SPECIALS:,}")
+        raise _damaged(
+            _("it has {n:,} special tokens, more than {most:,}").format(n=len(specials), most=_MOST_SPECIALS)
+        )
     if len(set(specials)) < len(specials):
-        raise _damaged("a special token is there twice")
+        raise _damaged(_("a special token is there twice"))
     for text in specials:
         if not 0 < len(text) <= _LONGEST_SPECIAL:
-            raise _damaged(f"a special token has {len(text):,} characters, not 1 to {_LONGEST_SPECIAL}")
+            raise _damaged(
+                _("a special token has {n:,} characters, not 1 to {most}").format(
+                    n=len(text), most=_LONGEST_SPECIAL
+                )
+            )
         if well_formed(text) != text:
-            raise _damaged("a special token is no text that UTF-8 can write")
+            raise _damaged(_("a special token is no text that UTF-8 can write"))
 
 
 def _check_pairs(pairs_M2: NDArray[np.int64], specials: list[str]) -> None:
     """Each merge joins two earlier tokens into a new one, and all of them together are of bearable size."""
     if (pairs_M2.max(axis=1, initial=0) >= 256 + np.arange(len(pairs_M2))).any():
-        raise _damaged("a merge joins tokens that come after it")
+        raise _damaged(_("a merge joins tokens that come after it"))
     lengths = [1] * 256
     total = 0
     for left, right in pairs_M2.tolist():
         lengths.append(lengths[left] + lengths[right])
         total += lengths[-1]
         if total > _MAX_TOKEN_BYTES:
-            raise _damaged(f"its tokens have more than {_MAX_TOKEN_BYTES:,} bytes")
+            raise _damaged(
+                _("its tokens have more than {MAX_TOKEN_BYTES:,} bytes").format(
+                    MAX_TOKEN_BYTES=_MAX_TOKEN_BYTES
+                )
+            )
     tokens = set(_tokens(pairs_M2))
     if len(tokens) < len(lengths):
-        raise _damaged("two merges give the same token")
+        raise _damaged(_("two merges give the same token"))
     if any(text.encode() in tokens for text in specials):
-        raise _damaged("a special token is an ordinary one too")
+        raise _damaged(_("a special token is an ordinary one too"))
 
 
 def _packed(pairs_M2: NDArray[np.int64]) -> str:
@@ -233,9 +246,9 @@ def _unpacked(packed: str) -> NDArray[np.int64]:
     try:
         content = base64.b64decode(packed, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise _damaged(f"its merges: {error}") from error
+        raise _damaged(_("its merges: {error}").format(error=error)) from error
     if len(content) % 6:
-        raise _damaged("its merges are cut off")
+        raise _damaged(_("its merges are cut off"))
     three_bytes = np.frombuffer(content, np.uint8).reshape(-1, 3).astype(np.int64)
     return (three_bytes @ np.array([1, 2**8, 2**16])).reshape(-1, 2)
 
@@ -245,14 +258,14 @@ def _hash(packed: str, pattern: str, specials: Iterable[str]) -> str:
 
 
 def _damaged(why: str) -> UserError:
-    return UserError("the saved tokenizer is damaged", why, "prepare the data again")
+    return UserError(_("the saved tokenizer is damaged"), why, _("prepare the data again"))
 
 
 def _too_small(n_vocab: int, possible: int) -> UserError:
     return UserError(
-        f"the text is too small to learn a vocabulary of {n_vocab:,} tokens",
-        f"it has enough for {possible:,}",
-        f"--train-tokenizer={possible} at most, or more text"
+        _("the text is too small to learn a vocabulary of {n_vocab:,} tokens").format(n_vocab=n_vocab),
+        _("it has enough for {possible:,}").format(possible=possible),
+        _("--train-tokenizer={possible} at most, or more text").format(possible=possible)
         if possible >= MIN_VOCAB
-        else "more text, or --tokenizer=byte",
+        else _("more text, or --tokenizer=byte"),
     )

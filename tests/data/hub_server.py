@@ -31,7 +31,6 @@ class Faults:
     reset: bool = False  # … by a reset instead of an orderly end
     ignore_range: bool = False
     unavailable: int = 0  # HTTP 503
-    unavailable_api: int = 0  # HTTP 503 for commits and listings
     corrupt: int = 0  # one byte differs
     short_by: int = 0  # content smaller than listed, in an answer that is complete in itself
     expired: int = 0  # HTTP 403 of the content path, as for a signed address that is too old
@@ -117,6 +116,32 @@ def environment(server_url: str, home: Any) -> dict[str, str]:
     }
 
 
+def at_home(monkeypatch: Any, server_url: str, home: Any) -> None:
+    """The same within this process, where huggingface_hub has read its environment; and no long waits."""
+    from huggingface_hub import constants
+
+    from onecard.data.hub import fetch
+
+    settings = environment(server_url, home)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", settings["HF_HUB_CACHE"])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(fetch, "WAITS_S", (0.01, 0.01))
+    for module in ("utils._http", "file_download"):
+        monkeypatch.setattr(f"huggingface_hub.{module}.time", _NoWaits())
+
+
+class _NoWaits:
+    """For huggingface_hub: the module `time` whose sleep is short."""
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(min(seconds, 0.01))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
 class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
     protocol_version = "HTTP/1.1"
@@ -156,8 +181,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _api(self, path: str, query: dict[str, list[str]]) -> None:
         owner, name, *rest = path.split("/")
         repo = self.hub.repos.get(f"{owner}/{name}")
-        if self.hub.take("unavailable_api"):
-            return self._status(503)
         if repo is None:
             return self._status(401, "RepoNotFound")  # what the Hub says to strangers
         if self.hub.faults.not_json:

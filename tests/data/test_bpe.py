@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onecard.data import bpe, gpt2_bpe
 from onecard.data.bpe import merge_bytes, read_merges, written
 from onecard.data.gpt2_bpe import Gpt2Tokenizer, find_merges
-from onecard.data.texts import Texts
+from onecard.data.texts import well_formed
 from onecard.errors import UserError
 
 pytest.importorskip("tiktoken")
@@ -74,7 +74,7 @@ def as_lists(answer: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
 
 
 def test_a_batch_is_its_texts_one_by_one(gpt2: Gpt2Tokenizer) -> None:
-    batch = as_lists(gpt2.encode_batch(Texts.of(ADVERSARIAL)))
+    batch = as_lists(gpt2.encode_batch(ADVERSARIAL))
     for text, ids in zip(ADVERSARIAL, batch, strict=True):
         assert gpt2.decode(ids) == text
         if len(text) < MILLION:  # tiktoken raises on a million spaces
@@ -85,16 +85,16 @@ def test_a_batch_is_its_texts_one_by_one(gpt2: Gpt2Tokenizer) -> None:
 
 @pytest.mark.parametrize("texts", [[], [""], ["", "", ""], ["", "a", ""]])
 def test_empty_batches_and_texts(gpt2: Gpt2Tokenizer, texts: list[str]) -> None:
-    assert as_lists(gpt2.encode_batch(Texts.of(texts))) == [gpt2.encode(text) for text in texts]
+    assert as_lists(gpt2.encode_batch(texts)) == [gpt2.encode(text) for text in texts]
 
 
 def test_special_tokens_in_text_are_text(gpt2: Gpt2Tokenizer) -> None:
-    assert as_lists(gpt2.encode_batch(Texts.of(["<|endoftext|>"]))) == [[27, 91, 437, 1659, 5239, 91, 29]]
+    assert as_lists(gpt2.encode_batch(["<|endoftext|>"])) == [[27, 91, 437, 1659, 5239, 91, 29]]
 
 
 def test_lone_surrogates_in_a_batch(gpt2: Gpt2Tokenizer) -> None:
     texts = ["fine", "a\ud83db", "\udc00", "pair \ud83d\ude42"]
-    batch = as_lists(gpt2.encode_batch(Texts.of(texts)))
+    batch = as_lists(gpt2.encode_batch([well_formed(text) for text in texts]))
     assert [gpt2.decode(ids) for ids in batch] == ["fine", "a\ufffdb", "\ufffd", "pair 🙂"]
     assert batch == [gpt2.encode(text) for text in texts]
 
@@ -107,17 +107,13 @@ def test_every_character_is_cut_as_tiktoken_cuts_it(gpt2: Gpt2Tokenizer, context
         "".join(context.format(character) for character in characters[start : start + 500])
         for start in range(0, len(characters), 500)
     ]
-    assert as_lists(gpt2.encode_batch(Texts.of(texts))) == [
-        gpt2._encoding.encode_ordinary(text) for text in texts
-    ]
+    assert as_lists(gpt2.encode_batch(texts)) == [gpt2._encoding.encode_ordinary(text) for text in texts]
 
 
 @settings(max_examples=150, deadline=None)
 @given(texts=st.lists(st.text(max_size=80) | st.text(alphabet="' sStTlLrReE1.\n\r\t\u3000é", max_size=40)))
 def test_any_batch_equals_tiktoken(gpt2: Gpt2Tokenizer, texts: list[str]) -> None:
-    assert as_lists(gpt2.encode_batch(Texts.of(texts))) == [
-        gpt2._encoding.encode_ordinary(text) for text in texts
-    ]
+    assert as_lists(gpt2.encode_batch(texts)) == [gpt2._encoding.encode_ordinary(text) for text in texts]
 
 
 def test_batches_may_be_encoded_from_several_threads(merges: bytes) -> None:
@@ -126,7 +122,7 @@ def test_batches_may_be_encoded_from_several_threads(merges: bytes) -> None:
     right = [tokenizer.encode(text) for text in texts]
     answers: list[list[list[int]]] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(as_lists(tokenizer.encode_batch(Texts.of(texts)))))
+        threading.Thread(target=lambda: answers.append(as_lists(tokenizer.encode_batch(texts))))
         for _ in range(4)
     ]
     for thread in threads:
@@ -164,7 +160,7 @@ def test_a_lying_fastokens_is_not_believed(
     )
     tokenizer = Gpt2Tokenizer(merges)
     texts = ["an x'ſ", "plain"]
-    assert as_lists(tokenizer.encode_batch(Texts.of(texts))) == [tokenizer.encode(text) for text in texts]
+    assert as_lists(tokenizer.encode_batch(texts)) == [tokenizer.encode(text) for text in texts]
     assert "wrong tokens" in tokenizer.bulk_note
 
 
@@ -176,7 +172,7 @@ def test_a_failing_fastokens_is_done_without(merges: bytes, monkeypatch: pytest.
         sys.modules, "fastokens", SimpleNamespace(Tokenizer=SimpleNamespace(from_json_str=load))
     )
     tokenizer = Gpt2Tokenizer(merges)
-    assert as_lists(tokenizer.encode_batch(Texts.of(["Hello world"]))) == [[15496, 995]]
+    assert as_lists(tokenizer.encode_batch(["Hello world"])) == [[15496, 995]]
     assert "unknown version" in tokenizer.bulk_note
 
 

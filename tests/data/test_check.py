@@ -20,6 +20,7 @@ from onecard.data.check.report import CheckReport, check
 from onecard.data.check.survey import TokenRow
 from onecard.data.check.text import token_text
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.shards import SHARD_HEADER_BYTES, SHARD_MAGIC
 from onecard.data.tokenizer import ByteTokenizer, make_tokenizer
 from onecard.errors import UserError
@@ -34,7 +35,11 @@ def made(tmp_path: Path, tokenizer: str = "byte", documents: int = 120) -> Path:
     with corpus.open("w", encoding="utf-8") as file:
         for number in range(documents):
             file.write(json.dumps({"text": f"Ein Stück {number}: größer.\n" * (1 + number % 5)}) + "\n")
-    prepare([str(corpus)], name="it", out_root=tmp_path / "data", tokenizer=tokenizer, progress=False)
+    prepare(
+        [str(corpus)],
+        PrepareOptions(name="it", out_root=str(tmp_path / "data"), tokenizer=tokenizer),
+        progress=False,
+    )
     return tmp_path / "data" / "it"
 
 
@@ -126,7 +131,11 @@ def test_a_report_is_as_wide_as_the_terminal(tmp_path: Path, monkeypatch: pytest
     """Nothing of a document is left out for that, and a pipe gets its lines as they are."""
     (tmp_path / "a.txt").write_text("a long line of many words " * 40 + "x" * 200)
     (tmp_path / "b.txt").write_text("another line of words " * 40)
-    prepare([str(tmp_path)], name="it", out_root=tmp_path / "data", tokenizer="byte", progress=False)
+    prepare(
+        [str(tmp_path)],
+        PrepareOptions(name="it", out_root=str(tmp_path / "data"), tokenizer="byte"),
+        progress=False,
+    )
     report = look(tmp_path / "data" / "it")
     whole = report.text()
     assert max(map(len, whole.splitlines())) > 200
@@ -144,7 +153,9 @@ def test_a_report_is_as_wide_as_the_terminal(tmp_path: Path, monkeypatch: pytest
 def test_a_single_text_cut_into_two_splits_is_ok(tmp_path: Path) -> None:
     text = tmp_path / "one.txt"
     text.write_text("It was a dark night. " * 200)
-    facts = prepare([str(text)], out_root=tmp_path / "data", tokenizer="byte", progress=False)
+    facts = prepare(
+        [str(text)], PrepareOptions(out_root=str(tmp_path / "data"), tokenizer="byte"), progress=False
+    )
     report = look(facts.folder)
     assert report.problems == []
     assert report.splits["train"].documents is None

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from onecard.data.prepare import pipeline, reading
-from onecard.data.prepare.pipeline import Ahead, ByHash, encode_all, merged
+from onecard.data.prepare.pipeline import Ahead, encode_all, merged
 from onecard.data.prepare.reading import Batch, Place
+from onecard.data.prepare.split import ByHash
 from onecard.data.tokenizer import ByteTokenizer
 from onecard.errors import UserError
 

@@ -14,6 +14,8 @@ from onecard.data import gpt2_bpe
 from onecard.data.bins import open_split
 from onecard.data.prepare import build, reading, writer
 from onecard.data.prepare import command as prepare
+from onecard.data.prepare import split as rules
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.prepare.outcome import PreparedFacts, summary
 from onecard.data.tokenizer import ByteTokenizer, load_tokenizer
 from onecard.errors import UserError
@@ -29,8 +31,9 @@ def make_corpus(folder: Path, documents: int = 200) -> Path:
 
 
 def run(*inputs: Path | str, root: Path, **options: Any) -> PreparedFacts:
-    options = {"tokenizer": "byte", "progress": False} | options
-    return prepare.prepare([str(given) for given in inputs], out_root=root / "data", **options)
+    progress = options.pop("progress", False)
+    options = {"tokenizer": "byte", "out_root": str(root / "data")} | options
+    return prepare.prepare([str(given) for given in inputs], PrepareOptions(**options), progress=progress)
 
 
 def visible(folder: Path) -> list[str]:
@@ -153,8 +156,7 @@ def test_two_documents_give_both_splits_one(tmp_path: Path) -> None:
             folder = run(corpus, root=tmp_path, name=f"n{pair}_{fraction}", val_fraction=fraction).folder
             train, val = (documents_in(folder / f"{split}.bin") for split in ("train", "val"))
             assert sorted(train + val) == texts
-            if fraction == 0.001:
-                assert val == [min(texts, key=lambda text: reading.document_digest(text.encode()))]
+            assert len(val) == 1
 
 
 def test_the_only_text_is_split_as_nanogpt_splits_shakespeare(tmp_path: Path) -> None:
@@ -445,12 +447,15 @@ def test_roots_that_are_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"is no name of a folder|cannot be a folder") as caught:
-        prepare.prepare([str(corpus)], out_root=root, progress=False)
+        prepare.prepare([str(corpus)], PrepareOptions(out_root=str(root)), progress=False)
     assert "--out-root data" in caught.value.hint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "file"]
 
 
-def test_what_unpacks_without_end_is_taken_with_a_bound(tmp_path: Path) -> None:
+def test_what_unpacks_without_end_is_taken_with_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "_LOOKED_OVER_DOCUMENTS", 0)
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     corpus = make_corpus(tmp_path / "c", 50)
     (corpus / "a.txt").write_text("a larger text\n" * 20_000)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import COMMIT, Faults, HubServer, environment
+from hub_server import COMMIT, Faults, HubServer, at_home
 
 from onecard.data.hub import catalogue
 from onecard.data.hub import fetch as hub
-from onecard.data.hub.transfer import Patience
 from onecard.data.prepare import origin, pipeline, reading
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.prepare.outcome import PreparedFacts
 from onecard.data.tokenizer import load_tokenizer
 from onecard.errors import UserError
@@ -44,11 +44,8 @@ def parquet(number: int) -> bytes:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    quick = Patience(attempts=3, first_wait_s=0.001, longest_wait_s=0.002, timeout_s=5.0)
-    monkeypatch.setattr(hub, "Patience", lambda: quick)
     with HubServer() as running:
-        for name, value in environment(running.url, tmp_path / "home").items():
-            monkeypatch.setenv(name, value)
+        at_home(monkeypatch, running.url, tmp_path / "home")
         for number in range(N_FILES):
             running.put(REPO, f"data/{DUMP}/000_0000{number}.parquet", parquet(number))
             running.put(REPO, f"sample/100BT/000_0000{number}.parquet", parquet(10 + number))
@@ -56,8 +53,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
 
 
 def run(root: Path, **options: Any) -> PreparedFacts:
-    options = {"tokenizer": "byte", "progress": False, "dump": DUMP, "val_fraction": 0.1} | options
-    return prepare(["fineweb"], out_root=root / "data", **options)
+    progress = options.pop("progress", False)
+    options = {"tokenizer": "byte", "dump": DUMP, "val_fraction": 0.1} | options
+    return prepare(["fineweb"], PrepareOptions(out_root=str(root / "data"), **options), progress=progress)
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -80,7 +78,9 @@ def test_fineweb_gives_what_its_files_give(server: HubServer, tmp_path: Path) ->
     for number in range(N_FILES):
         (local / f"{number}.parquet").write_bytes(parquet(number))
     same = prepare(
-        [str(local)], out_root=tmp_path / "data", tokenizer="byte", progress=False, val_fraction=0.1
+        [str(local)],
+        PrepareOptions(out_root=str(tmp_path / "data"), tokenizer="byte", val_fraction=0.1),
+        progress=False,
     )
     for name in ("train.bin", "val.bin"):
         assert (facts.folder / name).read_bytes() == (same.folder / name).read_bytes()
@@ -138,11 +138,11 @@ def test_keep_leaves_the_parquet_in_the_hub_cache(server: HubServer, tmp_path: P
     "faults",
     [
         Faults(drop_after=30_000, drops=4),
-        Faults(drop_after=30_000, drops=3, reset=True),
-        Faults(unavailable=2, unavailable_api=2),
+        Faults(drop_after=30_000, drops=2, reset=True),
+        Faults(expired=1),
+        Faults(unavailable=1),
         Faults(corrupt=1),
         Faults(drop_after=20_000, drops=2, ignore_range=True),
-        Faults(expired=1),
     ],
 )
 def test_a_bad_line_changes_nothing(server: HubServer, tmp_path: Path, faults: Faults) -> None:
@@ -211,7 +211,7 @@ def test_shakespeare_is_nanogpts_in_both_forms(server: HubServer, tmp_path: Path
             sha256=hashlib.sha256(raw).hexdigest(),
         )  # fmt: skip
         monkeypatch.setitem(catalogue._BY_NAME, name, entry)
-    facts = prepare(["shakespeare_char"], out_root=tmp_path / "data", progress=False)
+    facts = prepare(["shakespeare_char"], PrepareOptions(out_root=str(tmp_path / "data")), progress=False)
     assert facts.folder.name == "shakespeare_char"
     assert facts.meta["tokenizer"]["name"] == "char"
     assert facts.meta["splits"]["train"]["tokens"] == int(len(text) * 0.9)
@@ -219,7 +219,9 @@ def test_shakespeare_is_nanogpts_in_both_forms(server: HubServer, tmp_path: Path
     tokenizer = load_tokenizer(facts.folder)
     assert tokenizer is not None
     assert tokenizer.decode(tokenizer.encode("Speak")) == "Speak"
-    both = prepare(["shakespeare"], out_root=tmp_path / "data", tokenizer="byte", progress=False)
+    both = prepare(
+        ["shakespeare"], PrepareOptions(out_root=str(tmp_path / "data"), tokenizer="byte"), progress=False
+    )
     assert both.folder.name == "shakespeare"
     assert both.meta["tokenizer"]["name"] == "byte"
 
@@ -233,11 +235,12 @@ from onecard.data.prepare import pipeline
 from onecard.data.prepare import reading
 from onecard.data.prepare import writer
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 writer.COMMIT_SECONDS = 0.0
 reading.BATCH_BYTES = pipeline.BATCH_BYTES = 4000
 print("ready", flush=True)
-prepare(["fineweb"], out_root=Path(sys.argv[1]), tokenizer="byte", progress=False, dump=sys.argv[2],
-        val_fraction=0.1)
+prepare(["fineweb"], PrepareOptions(out_root=sys.argv[1], tokenizer="byte",
+        dump=sys.argv[2], val_fraction=0.1), progress=False)
 print("done", flush=True)
 """
 

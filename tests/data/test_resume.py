@@ -20,8 +20,9 @@ import pytest
 
 from onecard.data.batches import Sequences
 from onecard.data.bins import open_split
-from onecard.data.prepare import pipeline, reading, writer
+from onecard.data.prepare import pipeline, reading, split, writer
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.prepare.origin import LocalFiles
 from onecard.data.prepare.outcome import PreparedFacts, summary
 from onecard.data.prepare.reading import Place
@@ -49,13 +50,14 @@ def make_corpus(folder: Path, documents: int = 120) -> Path:
 
 
 def run(*inputs: Path | str, root: Path, **options: Any) -> PreparedFacts:
-    options = {"tokenizer": "byte", "progress": False} | options
-    return prepare([str(given) for given in inputs], out_root=root / "data", **options)
+    progress = options.pop("progress", False)
+    options = {"tokenizer": "byte", "out_root": str(root / "data")} | options
+    return prepare([str(given) for given in inputs], PrepareOptions(**options), progress=progress)
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    assert names == OUTPUT
+    assert [name for name in names if name != "meta.pkl"] == OUTPUT
     return {name: (folder / name).read_bytes() for name in names}
 
 
@@ -89,6 +91,7 @@ from onecard.data.prepare import pipeline
 from onecard.data.prepare import reading
 from onecard.data.prepare import writer
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.tokenizer import ByteTokenizer
 writer.COMMIT_SECONDS = 0.0
 reading.BATCH_BYTES = pipeline.BATCH_BYTES = 600
@@ -99,8 +102,8 @@ def slow(self, texts):
     return encode(self, texts)
 ByteTokenizer.encode_batch = slow
 print("ready", flush=True)
-prepare([sys.argv[1]], out_root=Path(sys.argv[2]), tokenizer="byte", progress=False,
-        tokens=int(sys.argv[3]) or None)
+prepare([sys.argv[1]], PrepareOptions(out_root=sys.argv[2], tokenizer="byte",
+        tokens=int(sys.argv[3]) or None), progress=False)
 print("done", flush=True)
 """
 
@@ -304,8 +307,11 @@ def test_a_failure_while_growing_leaves_the_old_tokens(
     assert outputs(folder) == outputs(run(corpus, root=tmp_path / "calm").folder)
 
 
-def test_all_whole_files_before_a_damaged_one_are_kept(tmp_path: Path) -> None:
+def test_all_whole_files_before_a_damaged_one_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With batches of their real size: what was read but not yet written when the error came counts too."""
+    monkeypatch.setattr(split, "_LOOKED_OVER_DOCUMENTS", 0)
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for name in "ab":
@@ -390,10 +396,14 @@ def test_the_only_document_continues_too(
     assert_same(folder, expected)
 
 
+@pytest.mark.parametrize("looked_over", [True, False])
 @pytest.mark.parametrize("damage", ["broken line", "truncated parquet", "damaged gzip"])
 def test_a_damaged_file_keeps_what_was_before_it_and_can_be_replaced(
-    tmp_path: Path, damage: str, small_steps: None
+    tmp_path: Path, damage: str, looked_over: bool, small_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is small enough to be looked over first is refused before anything is written."""
+    if not looked_over:
+        monkeypatch.setattr(split, "_LOOKED_OVER_DOCUMENTS", 0)
     corpus = make_corpus(tmp_path / "corpus")
     expected = outputs(run(corpus, root=tmp_path / "calm").folder)
     name = {"broken line": "a.jsonl", "truncated parquet": "e.parquet", "damaged gzip": "b.jsonl.gz"}[damage]
@@ -402,7 +412,7 @@ def test_a_damaged_file_keeps_what_was_before_it_and_can_be_replaced(
     path.write_bytes(good[: len(good) // 2] + (b'\n{"text": \n' if damage == "broken line" else b""))
     with pytest.raises(UserError, match=name.replace(".", r"\.")) as caught:
         run(corpus, root=tmp_path)
-    if damage == "broken line":  # the first file: nothing came before it
+    if damage == "broken line" or looked_over:  # of the first file too: nothing came before it
         assert not (tmp_path / "data" / "corpus").exists()
     else:
         assert "tokens from before it are kept" in caught.value.why

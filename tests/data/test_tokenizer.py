@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from onecard.data import bpe, gpt2_bpe
 from onecard.data.bpe import merge_bytes
 from onecard.data.gpt2_bpe import MERGES_SHA256, Gpt2Tokenizer, find_merges
-from onecard.data.texts import Texts
 from onecard.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -248,7 +247,7 @@ def test_facts_rebuild_the_tokenizer(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("tokenizer", all_tokenizers(), ids=lambda tokenizer: tokenizer.name)
 @pytest.mark.parametrize("texts", [[], [""], ["", "añ", "", "🙂\n", "ñ"]])
 def test_a_batch_is_its_texts_in_one_row(tokenizer: Tokenizer, texts: list[str]) -> None:
-    ids_N, offsets = tokenizer.encode_batch(Texts.of(texts))
+    ids_N, offsets = tokenizer.encode_batch(texts)
     assert (ids_N.dtype, offsets.dtype) == (np.uint32, np.int64)
     assert len(offsets) == len(texts) + 1
     assert offsets[-1] == len(ids_N)

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onecard.data import train_bpe as module
-from onecard.data.texts import Texts
 from onecard.data.tokenizer import EOT_TEXT, from_facts
 from onecard.data.train_bpe import SPECIALS, TrainedBpe, train_bpe
 from onecard.errors import UserError
@@ -79,7 +78,7 @@ def test_it_learns_the_language_of_its_text(trained: TrainedBpe) -> None:
 
 def test_special_tokens_in_text_are_text(trained: TrainedBpe) -> None:
     for text in SPECIALS:
-        ids_N, _ = trained.encode_batch(Texts.of([text]))
+        ids_N, _ = trained.encode_batch([text])
         assert max(ids_N.tolist()) < trained.eot
         assert trained.encode(text) == ids_N.tolist()
     assert trained.encode_prompt("<|endoftext|>") == [trained.eot]
@@ -91,16 +90,16 @@ def test_any_text_round_trips(trained: TrainedBpe, text: str) -> None:
     ids = trained.encode(text)
     assert trained.decode(ids) == text
     assert ids == trained._encoding.encode_ordinary(text)
-    assert trained.encode_batch(Texts.of([text]))[0].tolist() == ids
+    assert trained.encode_batch([text])[0].tolist() == ids
 
 
 @pytest.mark.parametrize("text", AWKWARD, ids=lambda text: repr(text[:12]))
 def test_with_and_without_fastokens(trained: TrainedBpe, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
     slow = TrainedBpe.of_facts(trained.facts())
-    ids = slow.encode_batch(Texts.of([text]))[0].tolist()
+    ids = slow.encode_batch([text])[0].tolist()
     assert slow._fast_encoder() is None
-    assert trained.encode_batch(Texts.of([text]))[0].tolist() == ids
+    assert trained.encode_batch([text])[0].tolist() == ids
     assert trained.decode(ids) == text
 
 
@@ -112,7 +111,7 @@ def test_every_character_is_cut_as_tiktoken_cuts_it(trained: TrainedBpe, context
         for start in range(0, len(characters), 500)
     ]
     right = [token for text in texts for token in trained._encoding.encode_ordinary(text)]
-    assert trained.encode_batch(Texts.of(texts))[0].tolist() == right
+    assert trained.encode_batch(texts)[0].tolist() == right
 
 
 @settings(max_examples=100, deadline=None)

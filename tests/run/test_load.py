@@ -17,6 +17,7 @@ from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.errors import UserError
 from onecard.run.directory import RunDirectory
 from onecard.run.export import export_run
@@ -39,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         Path("text.txt").write_text("import os\n\n\ndef run():\n    return os.name\n" * 300)
-        prepare(["text.txt"], tokenizer="byte", progress=False)
+        prepare(["text.txt"], PrepareOptions(tokenizer="byte"), progress=False)
         train(load_config(RunConfig, SMALL))
     return folder
 
@@ -125,7 +126,7 @@ def test_the_umask_says_who_may_read_whatever_is_written(
     before = os.umask(umask)
     try:
         Path("text.txt").write_text(" ".join(f"word{number * 7919}" for number in range(5000)))
-        prepare(["text.txt"], tokenizer="bpe", train_tokenizer=512, progress=False)
+        prepare(["text.txt"], PrepareOptions(tokenizer="bpe", train_tokenizer=512), progress=False)
         train(load_config(RunConfig, [*SMALL, "--max_iters=1"]))
         export_run("out", "hf", step=None, to="huggingface")
         export_run("out", "theirs/ckpt.pt", step=None, to="nanogpt")

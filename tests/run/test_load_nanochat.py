@@ -16,6 +16,7 @@ from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.convert.huggingface import write_huggingface_folder
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.errors import UserError
 from onecard.model.nanochat import Nanochat
 from onecard.run.export import export_run
@@ -49,7 +50,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         Path("text.txt").write_text("import os\n\n\ndef run():\n    return os.name\n" * 300)
-        prepare(["text.txt"], tokenizer="byte", progress=False)
+        prepare(["text.txt"], PrepareOptions(tokenizer="byte"), progress=False)
         write_checkpoint(Path("theirs"), 20)
         write_checkpoint(Path("theirs"), 650)
         train(load_config(RunConfig, TUNING))

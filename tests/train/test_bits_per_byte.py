@@ -23,6 +23,7 @@ from onecard.config.run import RunConfig
 from onecard.data.batches import FixedBlocks, fixed_blocks
 from onecard.data.bins import TokenFile
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from onecard.data.train_bpe import TrainedBpe
 from onecard.model import loss as loss_module
@@ -212,7 +213,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"text": f"{number}: {TEXT}"}) for number in range(300)]
     Path("text.jsonl").write_text("\n".join(lines) + "\n")
-    prepare(["text.jsonl"], tokenizer="byte", val_fraction=0.3, progress=False)
+    prepare(["text.jsonl"], PrepareOptions(tokenizer="byte", val_fraction=0.3), progress=False)
     return tmp_path
 
 
@@ -268,7 +269,11 @@ def test_a_continued_run_goes_on_with_the_same_figures(texts: Path) -> None:
     whole = train(config("--out_dir=straight"))
     train(config("--max_iters=5"))
     Path("more.jsonl").write_text(json.dumps({"text": "something else. " * 2000}) + "\n")
-    prepare(["text.jsonl", "more.jsonl"], name="text", tokenizer="byte", val_fraction=0.3, progress=False)
+    prepare(
+        ["text.jsonl", "more.jsonl"],
+        PrepareOptions(name="text", tokenizer="byte", val_fraction=0.3),
+        progress=False,
+    )
     continued = train(config("--init_from=resume"))
     bits = ("train_bpb", "val_bpb", "first_val_bpb")
     assert [continued.values[name] for name in bits] == [whole.values[name] for name in bits]
@@ -292,7 +297,7 @@ def test_a_run_from_before_bits_per_byte_is_continued(texts: Path) -> None:
 
 def test_on_other_data_what_it_began_with_is_measured_anew(texts: Path) -> None:
     train(config("--max_iters=5"))
-    prepare(["text.jsonl"], name="other", tokenizer="byte", val_fraction=0.2, progress=False)
+    prepare(["text.jsonl"], PrepareOptions(name="other", tokenizer="byte", val_fraction=0.2), progress=False)
     summary = train(config("--init_from=resume", "--dataset=other"))
     assert summary.values["first_val_bpb"] == evaluations()[-2]["val_bpb"] != evaluations()[0]["val_bpb"]
 

@@ -720,9 +720,10 @@ def test_wandb_gets_the_run_when_installed_and_one_hint_when_not(
 
 def test_samples_are_written_at_evaluations(workplace: Path) -> None:
     from onecard.data.prepare.command import prepare
+    from onecard.data.prepare.options import PrepareOptions
 
     Path("text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
-    prepare(["text.txt"], tokenizer="byte", progress=False)
+    prepare(["text.txt"], PrepareOptions(tokenizer="byte"), progress=False)
     arguments = [a for a in TINY if not a.startswith(("--vocab", "--dataset", "--sample"))]
     train(load_config(RunConfig, [*arguments, "--dataset=text", "--sample_tokens=40"]))
     samples = sorted(p.name for p in Path("out/samples").iterdir())

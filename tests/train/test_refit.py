@@ -18,6 +18,7 @@ from onecard.arch.layout import Setting
 from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.errors import UserError
 from onecard.model.decoder import Decoder
 from onecard.optim.optimizer import Optimizer
@@ -187,7 +188,7 @@ def test_a_sample_that_cannot_be_drawn_costs_a_note(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
-    prepare(["text.txt"], tokenizer="byte", progress=False)
+    prepare(["text.txt"], PrepareOptions(tokenizer="byte"), progress=False)
     words = [word for word in TINY if not word.startswith(("--vocab", "--dataset"))]
     train(load_config(RunConfig, [*words, "--dataset=text", "--out_dir=quiet"]))
     fail_from(monkeypatch, journal_module, "sample_text", range(10**6))

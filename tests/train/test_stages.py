@@ -18,6 +18,7 @@ from onecard.config.knobs import load_config
 from onecard.config.resolve import setting_of
 from onecard.config.run import RunConfig
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.model.decoder import Decoder
@@ -303,7 +304,7 @@ def test_a_stage_is_judged_by_its_speed(
 # --- the probes
 def text_data() -> list[str]:
     Path("text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
-    prepare(["text.txt"], tokenizer="byte", progress=False)
+    prepare(["text.txt"], PrepareOptions(tokenizer="byte"), progress=False)
     return [word for word in (*TINY, *LONGER) if not word.startswith(("--vocab", "--dataset", "--sample"))]
 
 

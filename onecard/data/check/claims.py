@@ -14,6 +14,7 @@ from onecard.data.meta import JOURNAL_NAME, SPLITS, Split
 from onecard.data.prepare.writer import BY_HASH
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
+from onecard.language import _
 
 OK, WRONG, NOT_RECORDED, NOT_COMPARED = "ok", "WRONG", "not recorded", "not compared"
 # What bins are taken for when nothing says what they are, as nanoGPT does.
@@ -51,18 +52,24 @@ class Book:
     def _read(self, path: Path, meta: dict[str, Any]) -> None:
         dtype = meta.get("dtype", "uint16")
         if dtype not in ("uint16", "uint32"):
-            raise UserError(f"{path} says dtype {dtype!r}; known are uint16 and uint32")
+            raise UserError(
+                _("{path} says dtype {dtype!r}; known are uint16 and uint32").format(path=path, dtype=dtype)
+            )
         self.dtype = np.dtype(dtype).newbyteorder("<")
         if not isinstance(meta.get("split", BY_HASH), str) or not meta.get("split", BY_HASH):
-            self.problems.append("meta.json does not say how what is held out was chosen")
+            self.problems.append(_("meta.json does not say how what is held out was chosen"))
         facts = meta.get("tokenizer")
         if not isinstance(facts, dict):
-            raise UserError(f"{path} names no tokenizer", hint="prepare the data again")
+            raise UserError(
+                _("{path} names no tokenizer").format(path=path), hint=_("prepare the data again")
+            )
         n_vocab, eot = facts.get("n_vocab"), facts.get("eot")
         try:
             self.tokenizer = from_facts(facts)
         except UserError as error:
-            self.problems.append(f"tokenizer: {error.what}" + (f" ({error.why})" if error.why else ""))
+            self.problems.append(
+                _("tokenizer: {what}").format(what=error.what) + (f" ({error.why})" if error.why else "")
+            )
             if type(n_vocab) is not int or not 0 < n_vocab <= _LARGEST_VOCAB:
                 raise
             self.name, self.n_vocab = str(facts.get("name")), n_vocab
@@ -71,22 +78,30 @@ class Book:
         ours = self.tokenizer
         if (n_vocab, eot, meta.get("eot")) != (ours.n_vocab, ours.eot, ours.eot):
             self.problems.append(
-                f"meta.json says {str(n_vocab)[:20]} ids and end-of-text {str(eot)[:20]} "
-                f"(or {str(meta.get('eot'))[:20]}); "
-                f"its {ours.name} tokenizer has {ours.n_vocab} and {ours.eot}"
+                _(
+                    "meta.json says {n_vocab} ids and end-of-text {eot} (or {also}); "
+                    "its {name} tokenizer has {ours} and {our_eot}"
+                ).format(
+                    n_vocab=str(n_vocab)[:20],
+                    eot=str(eot)[:20],
+                    also=str(meta.get("eot"))[:20],
+                    name=ours.name,
+                    ours=ours.n_vocab,
+                    our_eot=ours.eot,
+                )
             )
 
     def _assume(self, folder: Path) -> None:
         self.tokenizer = load_tokenizer(folder)
         if self.tokenizer is not None:
-            self.notes.append("no meta.json: characters from meta.pkl, uint16 assumed")
+            self.notes.append(_("no meta.json: characters from meta.pkl, uint16 assumed"))
         else:
-            self.notes.append("no meta.json: taken for GPT-2's tokens in uint16, as nanoGPT writes them")
+            self.notes.append(_("no meta.json: taken for GPT-2's tokens in uint16, as nanoGPT writes them"))
             try:
                 self.tokenizer = make_tokenizer("gpt2")
             except UserError as error:
-                self.notes.append(f"tokens cannot be shown as text: {error.what}")
-        self.notes.append("nothing says how many tokens there should be, nor their hash: not verified")
+                self.notes.append(_("tokens cannot be shown as text: {what}").format(what=error.what))
+        self.notes.append(_("nothing says how many tokens there should be, nor their hash: not verified"))
 
     def expected(self, split: Split, key: str, otherwise: int = -1) -> int:
         """A number meta.json has for a split; `otherwise` where it has none."""
@@ -99,10 +114,13 @@ class Book:
         return part if isinstance(part, dict) else {}
 
     def compare(self, split: Split, row: TokenRow, found: Survey) -> dict[str, str]:
-        """What became of each check of a split; problems are told as well."""
-        name = row.parts[0].path.name if len(row.parts) == 1 else f"the {split} shards"
+        """What became of each check of a split; problems are kept as well."""
+        shards = _("the {split} shards").format(split=split)
+        name = row.parts[0].path.name if len(row.parts) == 1 else shards
         whole, size = self._compare_size(name, row, self.expected(split, "tokens"))
         checks = {"size": size, "SHA-256": NOT_COMPARED, "ids": OK}
+        if not found.tokens and size != WRONG:
+            self.problems.append(_("{file} is empty: it has no tokens").format(file=name))
         recorded = self._split(split).get("sha256")
         if not isinstance(recorded, str):
             checks["SHA-256"] = self._not_recorded(name, split, "sha256")
@@ -110,15 +128,25 @@ class Book:
             checks["SHA-256"] = OK if recorded == found.sha256 else WRONG
             if recorded != found.sha256:
                 self.problems.append(
-                    f"{name}: these are not the tokens that were prepared "
-                    f"(SHA-256 {found.sha256[:16]}…, meta.json has {recorded[:16]}…)"
+                    _(
+                        "{name}: these are not the tokens that were prepared "
+                        "(SHA-256 {sha256}…, meta.json has {recorded}…)"
+                    ).format(name=name, sha256=found.sha256[:16], recorded=recorded[:16])
                 )
         if found.first_out_of_range is not None:
             checks["ids"] = WRONG
             position, token = found.first_out_of_range
             self.problems.append(
-                f"{row.place(position)}: id {token:,} is not in the vocabulary of {self.n_vocab:,} "
-                f"({found.out_of_range:,} such ids in {split})"
+                _(
+                    "{place}: id {token:,} is not in the vocabulary of {n_vocab:,} "
+                    "({out_of_range:,} such ids in {split})"
+                ).format(
+                    place=row.place(position),
+                    token=token,
+                    n_vocab=self.n_vocab,
+                    out_of_range=found.out_of_range,
+                    split=split,
+                )
             )
         by_tail = self.meta is not None and self.meta.get("split") != BY_HASH
         # A text cut into two splits ends in the second one only.
@@ -127,9 +155,15 @@ class Book:
             checks["documents"] = self._compare_count(name, split, "documents", ends, whole)
         if found.documents is None and found.tokens:
             why = (
-                "this vocabulary has no end-of-text" if self.eot is None else "there is no end-of-text in it"
+                _("this vocabulary has no end-of-text")
+                if self.eot is None
+                else _("there is no end-of-text in it")
             )
-            self.notes.append(f"{split} is one long text: {why}, so documents are not counted")
+            self.notes.append(
+                _("{split} is one long text: {why}, so documents are not counted").format(
+                    split=split, why=why
+                )
+            )
         if (text_bytes := self.text_bytes(found)) is not None:
             checks["text bytes"] = self._compare_count(name, split, "text_bytes", text_bytes, whole)
         return checks
@@ -139,24 +173,38 @@ class Book:
         size = row.parts[0].dtype.itemsize
         if expected < 0:
             if self.meta is not None:
-                self.problems.append(f"meta.json does not say how many tokens {name} has")
+                self.problems.append(_("meta.json does not say how many tokens {name} has").format(name=name))
             self.problems += row.damage
             return True, WRONG if row.damage else NOT_RECORDED
         if len(row) < expected:
             self.problems.append(
-                f"{name} is cut short: meta.json counts {expected:,} tokens ({expected * size:,} bytes), "
-                f"{len(row):,} are there ({row.bytes_on_disk:,} bytes)"
+                _(
+                    "{name} is cut short: meta.json counts {expected:,} tokens ({bytes:,} bytes), "
+                    "{n:,} are there ({on_disk:,} bytes)"
+                ).format(
+                    name=name,
+                    expected=expected,
+                    bytes=expected * size,
+                    n=len(row),
+                    on_disk=row.bytes_on_disk,
+                )
             )
             return False, WRONG
         more = row.bytes_on_disk - expected * size
         if len(row) == expected and not row.damage:
             return True, OK
         if self.growing:
-            self.notes.append(f"{name}: more is being prepared; checked are the first {expected:,} tokens")
+            self.notes.append(
+                _("{name}: more is being prepared; checked are the first {expected:,} tokens").format(
+                    name=name, expected=expected
+                )
+            )
             return True, OK
         self.problems.append(
-            f"{name} is too long: meta.json counts {expected:,} tokens ({expected * size:,} bytes), "
-            f"behind them lie {more:,} more bytes, which were not checked"
+            _(
+                "{name} is too long: meta.json counts {expected:,} tokens ({bytes:,} bytes), "
+                "behind them are {more:,} more bytes, which were not checked"
+            ).format(name=name, expected=expected, bytes=expected * size, more=more)
         )
         return True, WRONG
 
@@ -168,14 +216,22 @@ class Book:
             return NOT_COMPARED
         if expected != found:
             what = key.replace("_", " ")
-            self.problems.append(f"{name}: {found:,} {what} counted, meta.json says {expected:,}")
+            self.problems.append(
+                _("{name}: {found:,} {what} counted, meta.json says {expected:,}").format(
+                    name=name, found=found, what=what, expected=expected
+                )
+            )
         return OK if expected == found else WRONG
 
     def _not_recorded(self, name: str, split: Split, key: str) -> str:
-        """What is there and cannot be is no record either, but it is told."""
+        """What is there and cannot be is no record either, but a problem."""
         if key not in self._split(split):
             return NOT_RECORDED
-        self.problems.append(f"meta.json does not say in a way that can be read what {key} {name} has")
+        self.problems.append(
+            _("meta.json does not say in a way that can be read what {key} {name} has").format(
+                key=key, name=name
+            )
+        )
         return WRONG
 
     def compare_totals(self) -> None:
@@ -184,8 +240,8 @@ class Book:
             total = self.meta.get(key) if self.meta is not None else None
             parts = sum(self.expected(split, key, 0) for split in SPLITS)
             if total is not None and total != parts:
-                told = f"meta.json says {str(total)[:20]} {key} in all"
-                self.problems.append(f"{told}, its splits add up to {parts}")
+                says = _("meta.json says {total} {key} in all, its splits add up to {parts}")
+                self.problems.append(says.format(total=str(total)[:20], key=key, parts=parts))
 
     def text_bytes(self, found: Survey) -> int | None:
         """Bytes of text behind the tokens that were counted; end-of-text stands for none."""

@@ -21,6 +21,7 @@ from onecard.data.meta import JOURNAL_NAME, SPLITS, Split, read_meta, split_file
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.writer import BY_HASH
 from onecard.errors import UserError
+from onecard.language import _
 
 SAMPLE_CHARACTERS = 300
 _EXAMPLE_CHARACTERS = 80
@@ -84,21 +85,21 @@ def check(folder: Path, *, samples: int = 3, seed: int = 0, progress: bool = Tru
     stops = {split: min(len(row), book.expected(split, "tokens", len(row))) for split, row in rows.items()}
     surveys: dict[Split, Survey] = {}
     tokens_before = documents_before = 0
-    with Progress("checking", sum(stops.values()) * book.dtype.itemsize, progress) as bar:
+    with Progress(_("checking"), sum(stops.values()) * book.dtype.itemsize, progress) as bar:
 
-        def tell(tokens: int, documents: int) -> None:
+        def count(tokens: int, documents: int) -> None:
             all_tokens = tokens_before + tokens
             bar.update(all_tokens * book.dtype.itemsize, all_tokens, documents_before + documents)
 
         for split, row in rows.items():
-            surveys[split] = found = survey(row, stops[split], book.n_vocab, book.eot, tell)
+            surveys[split] = found = survey(row, stops[split], book.n_vocab, book.eot, count)
             tokens_before += found.tokens
             documents_before += found.documents.ends if found.documents else 0
 
     for split in SPLITS:
         if split not in rows:
-            told = book.problems if meta is not None else book.notes
-            told.append(f"{split}.bin is missing")
+            missing = _("{file} is missing").format(file=f"{split}.bin")
+            (book.problems if meta is not None else book.notes).append(missing)
     checks = {split: book.compare(split, rows[split], found) for split, found in surveys.items()}
     book.compare_totals()
     report = CheckReport(
@@ -125,13 +126,13 @@ def _bins(folder: Path) -> dict[Split, list[Path]]:
         files = {split: split_files(folder, split) if folder.is_dir() else [] for split in SPLITS}
         unfinished = (folder / JOURNAL_NAME).exists()
     except OSError as error:
-        raise UserError(f"cannot read {folder}", str(error.strerror or error)) from error
+        raise UserError(_("cannot read {path}").format(path=folder), str(error.strerror or error)) from error
     if not any(files.values()):
         if unfinished:
             raise UserError(
-                f"{folder} is not finished yet",
-                "it is being prepared, or that was interrupted",
-                "run the same onecard prepare again: it continues",
+                _("{folder} is not finished yet").format(folder=folder),
+                _("it is being prepared, or that was interrupted"),
+                _("run the same onecard prepare again: it continues"),
             )
         raise _missing(folder, "train")
     return files
@@ -155,11 +156,19 @@ def _compare_splits(
     }  # fmt: skip
     if not both.in_val:
         return
-    told = f"{both.in_val:,} documents of val ({share:.2%}) are in train too, word for word"
-    if book.meta is not None and book.meta.get("split") == BY_HASH:
-        report.problems.append(f"{told}; split {BY_HASH}, that cannot be: the bins do not belong together")
-    else:
-        report.notes.append(f"{told}: the validation loss will look better than it is")
+    by_hash = book.meta is not None and book.meta.get("split") == BY_HASH
+    found = (
+        _(
+            "{n:,} documents of val ({share:.2%}) are in train too, word for word; split by document hash, "
+            "that cannot be: the bins do not belong together"
+        )
+        if by_hash
+        else _(
+            "{n:,} documents of val ({share:.2%}) are in train too, word for word: "
+            "the validation loss will look better than it is"
+        )
+    ).format(n=both.in_val, share=share)
+    (report.problems if by_hash else report.notes).append(found)
 
 
 def _example(documents: Documents, hash_: int, book: Book, row: TokenRow) -> str | None:

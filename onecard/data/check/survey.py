@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onecard.data.shards import SHARD_HEADER_BYTES, SHARD_MAGIC, layout
 from onecard.errors import UserError
 from onecard.files import open_plain
+from onecard.language import _
 
 # With the 64-bit copy that counting makes, a window of this size stays in a processor's cache;
 # four times as many tokens take twice as long each.
@@ -61,18 +62,15 @@ class TokenRow:
         if n_bytes >= SHARD_HEADER_BYTES and int.from_bytes(head[:4], "little") == SHARD_MAGIC:
             promised = int.from_bytes(head[8:12], "little")
             # As if it were whole: only a version nobody knows is an error here.
-            offset, _, dtype = layout(path, head, SHARD_HEADER_BYTES + 2 * promised, dtype)
+            offset, _count, dtype = layout(path, head, SHARD_HEADER_BYTES + 2 * promised, dtype)
             there = (n_bytes - offset) // dtype.itemsize
             if there < promised:
-                self.damage.append(
-                    f"{path.name} is cut short: its header promises {promised:,} tokens, {there:,} are there"
-                )
+                cut = _("{file} is cut short: its header promises {promised:,} tokens, {there:,} are there")
+                self.damage.append(cut.format(file=path.name, promised=promised, there=there))
             return _Part(path, offset, min(there, promised), dtype)
         if n_bytes % dtype.itemsize:
-            self.damage.append(
-                f"{path.name}: {n_bytes:,} bytes are not a whole number of "
-                f"{dtype.itemsize}-byte tokens ({dtype.name})"
-            )
+            odd = _("{file}: {n:,} bytes are not a whole number of {size}-byte tokens ({kind})")
+            self.damage.append(odd.format(file=path.name, n=n_bytes, size=dtype.itemsize, kind=dtype.name))
         return _Part(path, 0, n_bytes // dtype.itemsize, dtype)
 
     def windows(self, start: int, stop: int) -> Iterator[NDArray[Any]]:
@@ -104,7 +102,7 @@ class TokenRow:
         """Where a token of the row lies, as a person would look for it."""
         for part in self.parts:
             if position < part.tokens:
-                return f"{part.path.name}, token {position:,}"
+                return _("{file}, token {n:,}").format(file=part.path.name, n=position)
             position -= part.tokens
         raise IndexError(position)
 
@@ -115,13 +113,14 @@ def _fill(path: Path, file: Any, window: memoryview) -> None:
         got = file.readinto(window[done:])
         if not got:
             raise UserError(
-                f"{path} became shorter while it was being checked", hint="run the same command again"
+                _("{path} became shorter while it was being checked").format(path=path),
+                hint=_("run the same command again"),
             )
         done += got
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot read {path}", str(error.strerror or error))
+    return UserError(_("cannot read {path}").format(path=path), str(error.strerror or error))
 
 
 @dataclass
@@ -217,9 +216,9 @@ class Survey:
 
 
 def survey(
-    row: TokenRow, stop: int, n_vocab: int, eot: int | None, tell: Callable[[int, int], None]
+    row: TokenRow, stop: int, n_vocab: int, eot: int | None, count: Callable[[int, int], None]
 ) -> Survey:
-    """Go over the first `stop` tokens once. `tell` hears how many tokens and documents are behind us."""
+    """One pass over the first `stop` tokens. `count` gets how many tokens and documents are behind us."""
     found = Survey(counts_V=np.zeros(n_vocab, np.int64))
     hasher = sha256()
     collector = None if eot is None else _DocumentCollector(eot)
@@ -235,7 +234,7 @@ def survey(
         if collector is not None:
             collector.add(window_W)
         found.tokens += len(window_W)
-        tell(found.tokens, collector.ends if collector else 0)
+        count(found.tokens, collector.ends if collector else 0)
     found.sha256 = hasher.hexdigest()
     if collector is not None and collector.ends:
         found.documents = collector.finish()
@@ -296,7 +295,7 @@ def shared(train_D: NDArray[np.uint64], val_D: NDArray[np.uint64]) -> Shared:
     in_both_S = val_D[behind_D > first_D]
     if not len(in_both_S):
         return Shared(0, 0, 0)
-    _, once_U = np.unique(val_D, return_index=True)
+    once_U = np.unique(val_D, return_index=True)[1]
     in_train = int((behind_D[once_U] - first_D[once_U]).sum())
     return Shared(in_train, len(in_both_S), int(in_both_S[0]))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onecard.data.tokenizer import EOT_TEXT, Tokenizer
+from onecard.language import _, ngettext, number
 from onecard.terminal import columns, visible
 
 _LABEL = 28
@@ -35,8 +36,13 @@ def as_text(report: Part) -> str:
     splits: dict[str, Part] = report["splits"]
     tokenizer = report["tokenizer"]
     lines = [
-        f"{report['folder']}: tokenizer {tokenizer['name']} ({tokenizer['n_vocab']:,} ids), "
-        f"{report['dtype']}, meta.json {report['meta']}",
+        _("{folder}: tokenizer {name} ({n_vocab:,} ids), {dtype}, meta.json {meta}").format(
+            folder=report["folder"],
+            name=tokenizer["name"],
+            n_vocab=tokenizer["n_vocab"],
+            dtype=report["dtype"],
+            meta=_by_whom(report["meta"]),
+        ),
         "",
         _row("", list(splits)),
         *_checks(splits),
@@ -48,10 +54,21 @@ def as_text(report: Part) -> str:
     ]
     for split, part in splits.items():
         lines += _samples(split, part)
-    lines += [""] + [line for note in report["notes"] for line in _wrapped("note: ", note)]
-    lines += [line for problem in report["problems"] for line in _wrapped("PROBLEM: ", problem)]
+    lines += [""] + [
+        line for note in report["notes"] for line in _wrapped(_("note: {text}").format(text=""), note)
+    ]
+    lines += [
+        line
+        for problem in report["problems"]
+        for line in _wrapped(_("PROBLEM: {text}").format(text=""), problem)
+    ]
     lines.append(_verdict(report))
     return "\n".join(lines)
+
+
+def _by_whom(meta: str) -> str:
+    version = meta.removeprefix("written by onecard ")
+    return _("none") if meta == "none" else _("written by onecard {version}").format(version=version)
 
 
 def _row(label: str, cells: list[str]) -> str:
@@ -80,41 +97,51 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def _checks(splits: dict[str, Part]) -> list[str]:
     names = dict.fromkeys(name for part in splits.values() for name in part["checks"])
+    labels = {
+        "size": _("size as in meta.json"), "SHA-256": _("SHA-256 as in meta.json"),
+        "ids": _("ids in the vocabulary"), "documents": _("documents as in meta.json"),
+        "text bytes": _("text bytes as in meta.json"),
+    }  # fmt: skip
+    results = {
+        "ok": _("ok"), "WRONG": _("WRONG"), "not recorded": _("not recorded"),
+        "not compared": _("not compared"),
+    }  # fmt: skip
     return [
-        _row(name + (" as in meta.json" if name != "ids" else " in the vocabulary"),
-             [part["checks"].get(name, "not compared") for part in splits.values()])
+        _row(labels[name], [results[part["checks"].get(name, "not compared")] for part in splits.values()])
         for name in names
-    ]  # fmt: skip
+    ]
 
 
 def _figures(splits: dict[str, Part]) -> list[str]:
     def share_and_count(count: int, share: float) -> str:
-        return f"{count:,} ({share:.2%})"
+        return _("{n:,} ({share:.2%})").format(n=count, share=share)
 
     def length(key: str, form: str) -> Callable[[Part], str | None]:
-        return lambda part: None if part["lengths"] is None else format(part["lengths"][key], form)
+        return lambda part: None if part["lengths"] is None else number(part["lengths"][key], form)
 
+    of_lengths = _("document length") + ": "
+    below = " " * len(of_lengths)
     rows: list[tuple[str, Callable[[Part], str | None]]] = [
-        ("tokens", lambda part: f"{part['tokens']:,}"),
-        ("text bytes", lambda part: _number(part["text_bytes"], ",")),
-        ("bytes per token", lambda part: _number(part["bytes_per_token"], ".3f")),
-        ("unigram entropy, nats", lambda part: f"{part['entropy_nats']:.3f}"),
-        ("ids used", lambda part: f"{part['ids_used']:,}"),
-        ("ids never seen", lambda part: f"{part['never_seen_share']:.1%}"),
-        ("documents", lambda part: _number(part["documents"], ",")),
+        (_("tokens"), lambda part: number(part["tokens"], ",")),
+        (_("text bytes"), lambda part: _number(part["text_bytes"], ",")),
+        (_("bytes per token"), lambda part: _number(part["bytes_per_token"], ".3f")),
+        (_("unigram entropy, nats"), lambda part: number(part["entropy_nats"], ".3f")),
+        (_("ids used"), lambda part: number(part["ids_used"], ",")),
+        (_("ids never seen"), lambda part: number(part["never_seen_share"], ".1%")),
+        (_("documents"), lambda part: _number(part["documents"], ",")),
         (
-            "exact duplicates",
+            _("exact duplicates"),
             lambda part: (
                 part["duplicates"]
                 and share_and_count(part["duplicates"]["documents"], part["duplicates"]["share"])
             ),
         ),
-        ("empty documents", lambda part: _number(part["empty_documents"], ",")),
-        ("document length: min", length("min", ",")),
-        ("                 median", length("median", ",.0f")),
-        ("                 mean", length("mean", ",.1f")),
-        ("                 95%", length("p95", ",.0f")),
-        ("                 longest", length("max", ",")),
+        (_("empty documents"), lambda part: _number(part["empty_documents"], ",")),
+        (of_lengths + _("min"), length("min", ",")),
+        (below + _("median"), length("median", ",.0f")),
+        (below + _("mean"), length("mean", ",.1f")),
+        (below + "95%", length("p95", ",.0f")),
+        (below + _("longest"), length("max", ",")),
     ]
     table = [(label, [cell(part) for part in splits.values()]) for label, cell in rows]
     # A row nobody has a figure for is left out: one long text has no documents.
@@ -126,7 +153,7 @@ def _figures(splits: dict[str, Part]) -> list[str]:
 
 
 def _number(value: float | None, form: str) -> str | None:
-    return None if value is None else format(value, form)
+    return None if value is None else number(value, form)
 
 
 def _histogram(splits: dict[str, Part]) -> list[str]:
@@ -141,7 +168,7 @@ def _histogram(splits: dict[str, Part]) -> list[str]:
     bins = sorted({bounds for rows in counts.values() for bounds in rows})
     cell = _cell(len(shown))
     wide = cell - _SHARE
-    lines = ["", _heading("tokens in a document", list(shown), cell)]
+    lines = ["", _heading(_("tokens in a document"), list(shown), cell)]
     for low, high in bins:
         line = f"{f'{low:,} to {high:,}' if high > low else f'{low:,}':>{_LABEL}}"
         for split, part in shown.items():
@@ -162,10 +189,10 @@ def _most_frequent(splits: dict[str, Part]) -> list[str]:
         for part in splits.values()
     ]  # fmt: skip
     depth = max((len(column) for column in found), default=0)
-    lines = ["", _heading("most frequent tokens", list(splits), cell)]
-    for number in range(depth):
-        texts = [column[number] if number < len(column) else "" for column in found]
-        lines.append((f"{number + 1:>{_LABEL}}" + "".join(f"  {text:<{cell}}" for text in texts)).rstrip())
+    lines = ["", _heading(_("most frequent tokens"), list(splits), cell)]
+    for rank in range(depth):
+        texts = [column[rank] if rank < len(column) else "" for column in found]
+        lines.append((f"{rank + 1:>{_LABEL}}" + "".join(f"  {text:<{cell}}" for text in texts)).rstrip())
     return lines if depth else []
 
 
@@ -178,13 +205,12 @@ def _repeated(report: Part) -> list[str]:
     for split, part in report["splits"].items():
         again = part["duplicates"]
         if again and again["documents"]:
-            lines.append(
-                f"{split}: {again['texts']:,} texts occur more than once, one of them "
-                f"{again['most_times']:,} times{_quoted(again['most_text'])}"
-            )
+            more = _("{split}: {n:,} texts occur more than once, one of them {times:,} times")
+            line = more.format(split=split, n=again["texts"], times=again["most_times"])
+            lines.append(line + _quoted(again["most_text"]))
     both = report["in_both"]
     if both and both["in_val"]:
-        lines.append(f"in train and val, for example{_quoted(both['example'])}")
+        lines.append(_("in train and val, for example") + _quoted(both["example"]))
     return ["", *lines] if lines else []
 
 
@@ -195,13 +221,17 @@ def _quoted(text: str | None) -> str:
 def _samples(split: str, part: Part) -> list[str]:
     lines = []
     for sample in part["samples"]:
-        tokens = f"{sample['tokens']:,} tokens"
         title = (
-            f"{split}, from token {sample['position']:,}"
+            _("{split}, from token {position:,}")
             if sample["document"] is None
-            else f"{split}, document {sample['document']:,} of {part['documents']:,} ({tokens}, "
-            f"from token {sample['position']:,})"
-        )
+            else _(
+                "{split}, document {document:,} of {documents:,} "
+                "({tokens:,} tokens, from token {position:,})"
+            )
+        ).format(
+            split=split, position=sample["position"], document=sample["document"], tokens=sample["tokens"],
+            documents=part["documents"],
+        )  # fmt: skip
         # Only real line breaks: visible() has escaped whatever else might break a line.
         lines += ["", title]
         for line in visible(sample["text"], exactly=True).split("\n"):
@@ -218,9 +248,11 @@ def _folded(line: str) -> list[str]:
 def _verdict(report: Part) -> str:
     problems = len(report["problems"])
     if problems:
-        return (
-            f"NOT ok: {problems} problem" + ("s" if problems > 1 else "") + "; prepare it again with --force"
-        )
+        return ngettext(
+            "NOT ok: {n} problem; prepare it again with --force",
+            "NOT ok: {n} problems; prepare it again with --force",
+            problems,
+        ).format(n=problems)
     if report["meta"] == "none":
-        return "ok: nothing wrong is to be seen, but nothing says what it should be"
-    return "ok: everything meta.json says is so"
+        return _("ok: nothing wrong is to be seen, but nothing says what it should be")
+    return _("ok: everything meta.json says is so")

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from onecard.errors import UserError
+from onecard.language import _
 
 _DUMP_FORM = re.compile(r"CC-MAIN-\d{4}-\d{2}")
 _DUMP_EXAMPLE = "CC-MAIN-2013-20"
@@ -164,8 +165,8 @@ def lookup(name: str, *, dump: str | None = None, edu: bool = False) -> NamedDat
         given = [flag for flag, is_given in (("--dump", dump is not None), ("--edu", edu)) if is_given]
         if given:
             raise UserError(
-                f"{name} has no {' and no '.join(given)}",
-                "only fineweb has",
+                _("{name} has no {given}").format(name=name, given=_(" and no ").join(given)),
+                _("only fineweb has"),
                 hint=f"onecard prepare {name}, or: onecard prepare fineweb {_flags(dump, edu)}",
             )
         return dataset
@@ -177,8 +178,8 @@ def lookup(name: str, *, dump: str | None = None, edu: bool = False) -> NamedDat
         tidied = dump.strip().upper()
         hint = tidied if _DUMP_FORM.fullmatch(tidied) else _DUMP_EXAMPLE
         raise UserError(
-            f"--dump {dump or repr(dump)} is not the name of a crawl",
-            "crawls are called after year and week: CC-MAIN-YYYY-WW",
+            _("--dump {name} is not the name of a crawl").format(name=dump or repr(dump)),
+            _("crawls are called after year and week: CC-MAIN-YYYY-WW"),
             f"onecard prepare fineweb {_flags(hint, edu)}",
         )
     # Within one crawl the files are alike: the order of their names will do.

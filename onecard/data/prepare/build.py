@@ -1,14 +1,13 @@
-"""The work of prepare: from where a dataset is to where it shall be, losing nothing on the way.
+"""The work of prepare: from the texts to the bins, losing nothing on the way.
 
-Which documents are held out for validation is decided by a hash of each document, with a threshold
-that is fixed when a dataset is begun. So equal documents never end up on both sides, and adding data
-later moves nothing from one side to the other: the bins only grow.
+How texts are split (split.py) is fixed when a dataset is begun: later data move nothing from one side to the
+other, the bins only grow.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,24 +15,26 @@ from typing import Any
 from onecard import __version__
 from onecard.data.meta import META_SCHEMA, SPLITS
 from onecard.data.prepare.origin import LocalFiles, Origin
-from onecard.data.prepare.pipeline import ByHash, ByTail, Encoded, encode_all
+from onecard.data.prepare.outcome import notes_of
+from onecard.data.prepare.pipeline import Encoded, encode_all
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.reading import DIGEST_SPAN, Batch, Place
 from onecard.data.prepare.sources import BadFileError, Tally
+from onecard.data.prepare.split import ByHash, ByTail, even_rule
 from onecard.data.prepare.writer import BY_HASH, BY_TAIL, DatasetWriter, JournalError, Mode, discard
 from onecard.data.tokenizer import CharTokenizer, Tokenizer
 from onecard.errors import UserError
+from onecard.language import _, english
 
 # What nanoGPT's Shakespeare holds out of its one text.
 _TAIL_FRACTION = 0.1
-_FEW_VAL_TOKENS = 10_000
 # Where one document in n is held out, none of 50 n is with a chance of e to the -50. Of copies of one text,
 # all are held out or none.
 _SURELY, _SAME_DOCUMENTS = 50, 100
 
 
 @dataclass
-class Job:
+class Preparation:
     """One prepare: what is read, how it is encoded, and how far it came."""
 
     folder: Path
@@ -73,38 +74,47 @@ class Job:
         }
 
 
-def write_dataset(job: Job) -> dict[str, Any]:
+def write_dataset(work: Preparation) -> dict[str, Any]:
     """Fill both splits up to what is wanted; go over the text again where the first cut left one empty."""
-    writer = _write_with(job, None)
-    if job.meta["split"] == BY_HASH and job.mode == "new" and len(_used(job)) < len(SPLITS):
+    writer = _write_with(work, None)
+    if work.meta["split"] == BY_HASH and work.mode == "new" and len(_used(work)) < len(SPLITS):
         writer.close()
-        if not _used(job):
-            raise _nothing(job)
+        if not _used(work):
+            raise _nothing(work)
         # Few documents: the lowest hash goes to validation, or all but the highest if all would.
-        threshold = job.highest if "val" in _used(job) else job.lowest + 1
-        job.meta = {}
-        writer = _write_with(job, ByHash(threshold) if job.lowest < job.highest else _tail_rule(job))
-    writer.finish(job.meta)
-    return job.meta
+        threshold = work.highest if "val" in _used(work) else work.lowest + 1
+        work.meta = {}
+        writer = _write_with(work, ByHash(threshold) if work.lowest < work.highest else _tail_rule(work))
+    writer.finish(work.meta)
+    return work.meta
 
 
-def _used(job: Job) -> set[str]:
-    return {split for split in SPLITS if job.meta["splits"][split]["tokens"]}
+def _used(work: Preparation) -> set[str]:
+    return {split for split in SPLITS if work.meta["splits"][split]["tokens"]}
 
 
-def _rule(job: Job) -> ByHash | ByTail:
-    if job.meta:
-        border = int(job.meta["split_at"])
-        return ByTail(border, job.seen_characters) if job.meta["split"] == BY_TAIL else ByHash(border)
-    origin = job.origin
-    if isinstance(origin, LocalFiles) and len(origin) == 1 and origin.files[0].kind == "text":
-        return _tail_rule(job)
-    return ByHash(int(job.recipe["val_fraction"] * DIGEST_SPAN))
+def _rule(work: Preparation) -> ByHash | ByTail:
+    if work.meta:
+        border = int(work.meta["split_at"])
+        if work.meta["split"] == BY_TAIL:
+            return ByTail(border, work.seen_characters)
+        return ByHash(border, int(work.meta.get("split_salt", 0)))
+    origin, threshold = work.origin, int(work.recipe["val_fraction"] * DIGEST_SPAN)
+    if not isinstance(origin, LocalFiles):
+        return ByHash(threshold)  # of the Hub: many documents
+    if len(origin) == 1 and origin.files[0].kind == "text":
+        return _tail_rule(work)
+    try:
+        return even_rule(origin.look_over(work.recipe["text_column"], work.folder), threshold)
+    except BadFileError:
+        if work.tokens is None:
+            raise
+        return ByHash(threshold)  # it may come after what is wanted
 
 
-def _tail_rule(job: Job) -> ByTail:
+def _tail_rule(work: Preparation) -> ByTail:
     n_characters = 0
-    for batch in job.origin.read(job.recipe["text_column"], Place(), job.folder):
+    for batch in work.origin.read(work.recipe["text_column"], Place(), work.folder):
         for text, ends in zip(batch.texts, batch.ends, strict=True):
             n_characters += len(text)
             if ends:
@@ -113,77 +123,40 @@ def _tail_rule(job: Job) -> ByTail:
             continue
         break
     if n_characters < 2:
-        raise _nothing(job)
-    if job.tokens is not None:
-        raise UserError(
-            "--tokens needs more than one document",
-            "a single text is held out by its tail, which an early end would cut off",
-            "leave --tokens out: all of it is used",
-        )
-    fraction = job.recipe.get("tail_fraction") or _TAIL_FRACTION
+        raise _nothing(work)
+    if work.tokens is not None:
+        raise one_document()
+    fraction = work.recipe.get("tail_fraction") or _TAIL_FRACTION
     # At least one character on each side, whatever the fraction.
     return ByTail(int(n_characters * (1 - max(fraction, 1 / n_characters))))
 
 
-def _write_with(job: Job, rule: ByHash | ByTail | None) -> DatasetWriter:
-    """From where the job is to its end (or to enough tokens), with a commit every few seconds."""
-    writer = _open_writer(job)
-    # After the writer: it begins anew where what it finds is not what the journal says.
-    rule = rule or _rule(job)
-    if job.mode == "append":
-        # From now on the bins may be longer than meta.json says; the journal tells readers why.
-        writer.commit(job.meta, job.extra())
-    tally = Tally.of(job.meta["passed_over"]) if job.meta else dataclasses.replace(job.tally)
-    position = dict(job.meta["position"]) if job.meta else Place()._asdict()
-    # How far everything agrees: an interruption in the middle of a batch goes back to it.
-    reached = {"splits": writer.facts(), "passed_over": dataclasses.asdict(tally), "position": position}
-    unreleased = position["source"]
-    for number in range(unreleased):
-        job.origin.release(number)  # a kill may have come between a commit and this
-    began = (sum(job.origin.size(n) for n in range(unreleased)), writer.tokens("train"), writer.documents())
-    enough = _is_enough(job, writer) and not position.get("inside_document")
-    batches = job.origin.read(job.recipe["text_column"], job.place, job.folder)
-    progress = Progress("tokenizing", job.origin.total_bytes, job.show, job.tokens, began)
-    counts = began
-    encoded = encode_all(
-        batches, job.tokenizer, rule, job.dtype, lambda: progress.update(*counts, job.origin.status())
+def one_document() -> UserError:
+    return UserError(
+        _("--tokens needs more than one document"),
+        _("of a single text the tail is held out, which an early end would cut off"),
+        _("leave --tokens out: all of it is used"),
     )
+
+
+def _write_with(work: Preparation, rule: ByHash | ByTail | None) -> DatasetWriter:
+    """From where the work is to its end (or to enough tokens), with a commit every few seconds."""
+    writer = _open_writer(work)
+    # After the writer: it begins anew where what it finds is not what the journal says.
+    rule = rule or _rule(work)
+    if work.mode == "append":
+        # From now on the bins may be longer than meta.json says; the journal says why.
+        writer.commit(work.meta, work.extra())
+    course = _Course(work, rule, writer)
+    batches = work.origin.read(work.recipe["text_column"], work.place, work.folder)
+    encoded = encode_all(batches, work.tokenizer, rule, work.dtype, course.show)
     try:
-        with progress:
-            while not enough:
-                try:
-                    part = next(encoded, None)
-                except UserError as error:
-                    # A damaged file will be replaced: what is kept ends with the last whole one.
-                    kept = job.at_file_end if isinstance(error, BadFileError) else reached
-                    _keep(job, rule, writer, kept, error)
-                    raise
-                if part is None:
-                    break
-                stop = _append(writer, part, job.tokens)
-                position = _position_after(part.batch, stop, position)
-                _count_passed_over(tally, part.batch, stop)
-                reached = {
-                    "splits": writer.facts(), "passed_over": dataclasses.asdict(tally), "position": position,
-                }  # fmt: skip
-                written = part.batch.digests[: None if stop is None else stop + 1]
-                job.lowest, job.highest = min([job.lowest, *written]), max([job.highest, *written])
-                enough = stop is not None or _none_will_be_held_out(job, writer)
-                if position["item"] == 0:
-                    job.at_file_end = reached
-                finished_file = position["source"] > unreleased
-                if writer.commit_is_due or (finished_file and job.origin.dataset is not None):
-                    job.meta = _meta(job, rule, reached)
-                    writer.commit(job.meta, job.extra())
-                    for number in range(unreleased, position["source"]):
-                        job.origin.release(number)
-                    unreleased = position["source"]
-                counts = (part.batch.read, writer.tokens("train"), writer.documents())
-                progress.update(*counts, job.origin.status())
-        job.meta = _meta(job, rule, reached, reading=False)
+        with course.progress:
+            course.run(encoded)
+        work.meta = _meta(work, rule, course.reached, reading=False)
     except (KeyboardInterrupt, SystemExit):
-        job.meta = _meta(job, rule, reached)
-        writer.commit(job.meta, job.extra())
+        work.meta = _meta(work, rule, course.reached)
+        writer.commit(work.meta, work.extra())
         writer.close()
         raise
     except BaseException:
@@ -194,15 +167,76 @@ def _write_with(job: Job, rule: ByHash | ByTail | None) -> DatasetWriter:
     return writer
 
 
-def _is_enough(job: Job, writer: DatasetWriter) -> bool:
-    return job.tokens is not None and writer.tokens("train") >= job.tokens and writer.tokens("val") > 0
+class _Course:
+    """One way through the texts: what is written of them, and how far everything agrees."""
+
+    def __init__(self, work: Preparation, rule: ByHash | ByTail, writer: DatasetWriter) -> None:
+        self._work, self._rule, self._writer = work, rule, writer
+        self._tally = Tally.of(work.meta["passed_over"]) if work.meta else dataclasses.replace(work.tally)
+        position = dict(work.meta["position"]) if work.meta else Place()._asdict()
+        # An interruption in the middle of a batch goes back to this.
+        self.reached: dict[str, Any] = {}
+        self._reach(position)
+        self._unreleased = int(position["source"])
+        for number in range(self._unreleased):
+            work.origin.release(number)  # a kill may have come between a commit and this
+        read = sum(work.origin.size(n) for n in range(self._unreleased))
+        began = (read, writer.tokens("train"), writer.documents())
+        self._counts = began
+        self._enough = _is_enough(work, writer) and not position.get("inside_document")
+        self.progress = Progress(_("tokenizing"), work.origin.total_bytes, work.show, work.tokens, began)
+
+    def run(self, encoded: Generator[Encoded, None, None]) -> None:
+        while not self._enough:
+            try:
+                part = next(encoded, None)
+            except UserError as error:
+                # A damaged file will be replaced: what is kept ends with the last whole one.
+                kept = self._work.at_file_end if isinstance(error, BadFileError) else self.reached
+                _keep(self._work, self._rule, self._writer, kept, error)
+                raise
+            if part is None:
+                return
+            self._take(part)
+
+    def show(self) -> None:
+        self.progress.update(*self._counts, self._work.origin.status())
+
+    def _take(self, part: Encoded) -> None:
+        work, writer, batch = self._work, self._writer, part.batch
+        stop = _append(writer, part, work.tokens)
+        _count_passed_over(self._tally, batch, stop)
+        position = _position_after(batch, stop, self.reached["position"])
+        self._reach(position)
+        written = batch.digests[: None if stop is None else stop + 1]
+        work.lowest, work.highest = min([work.lowest, *written]), max([work.highest, *written])
+        self._enough = stop is not None or _none_will_be_held_out(work, writer)
+        if position["item"] == 0:
+            work.at_file_end = self.reached
+        finished_file = position["source"] > self._unreleased
+        if writer.commit_is_due or (finished_file and work.origin.dataset is not None):
+            work.meta = _meta(work, self._rule, self.reached)
+            writer.commit(work.meta, work.extra())
+            for number in range(self._unreleased, position["source"]):
+                work.origin.release(number)
+            self._unreleased = position["source"]
+        self._counts = (batch.read, writer.tokens("train"), writer.documents())
+        self.show()
+
+    def _reach(self, position: dict[str, Any]) -> None:
+        tally = dataclasses.asdict(self._tally)
+        self.reached = {"splits": self._writer.facts(), "passed_over": tally, "position": position}
 
 
-def _none_will_be_held_out(job: Job, writer: DatasetWriter) -> bool:
+def _is_enough(work: Preparation, writer: DatasetWriter) -> bool:
+    return work.tokens is not None and writer.tokens("train") >= work.tokens and writer.tokens("val") > 0
+
+
+def _none_will_be_held_out(work: Preparation, writer: DatasetWriter) -> bool:
     """Enough to train on, and nothing to validate on after so many documents: they are the same few."""
-    if job.tokens is None or writer.tokens("train") < job.tokens or writer.tokens("val"):
+    if work.tokens is None or writer.tokens("train") < work.tokens or writer.tokens("val"):
         return False
-    certain = _SURELY / job.recipe["val_fraction"] if job.lowest < job.highest else _SAME_DOCUMENTS
+    certain = _SURELY / work.recipe["val_fraction"] if work.lowest < work.highest else _SAME_DOCUMENTS
     return writer.documents() > certain
 
 
@@ -223,24 +257,24 @@ def _count_passed_over(tally: Tally, batch: Batch, stop: int | None) -> None:
     tally.bad_bytes += batch.n_bad if stop is None else batch.bad[stop]
 
 
-def _open_writer(job: Job) -> DatasetWriter:
+def _open_writer(work: Preparation) -> DatasetWriter:
     try:
-        so_far = job.meta.get("splits") or {}
-        if job.meta.get("split") == BY_TAIL:
+        so_far = work.meta.get("splits") or {}
+        if work.meta.get("split") == BY_TAIL:
             # meta.json counts the document in both splits; it ends in validation.
             so_far = so_far | {"train": so_far["train"] | {"documents": 0}}
-        return DatasetWriter(job.folder, job.mode, job.dtype, so_far)
+        return DatasetWriter(work.folder, work.mode, work.dtype, so_far)
     except JournalError as error:
-        if job.mode == "append":
+        if work.mode == "append":
             raise UserError(
-                f"{job.folder / str(error)} was changed since it was prepared",
-                "its SHA-256 is not the one in meta.json, so nothing is appended to it",
-                "--force makes it anew",
+                _("{path} was changed since it was prepared").format(path=work.folder / str(error)),
+                _("its SHA-256 is not the one in meta.json, so nothing is appended to it"),
+                _("--force makes it anew"),
             ) from None
         # What an interrupted prepare left is not what it wrote down: begin again.
-        discard(job.folder)
-        job.meta = {}
-        return DatasetWriter(job.folder, job.mode, job.dtype, {})
+        discard(work.folder)
+        work.meta = {}
+        return DatasetWriter(work.folder, work.mode, work.dtype, {})
 
 
 def _append(writer: DatasetWriter, part: Encoded, wanted: int | None) -> int | None:
@@ -283,29 +317,33 @@ def _stretches(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _keep(
-    job: Job, rule: ByHash | ByTail, writer: DatasetWriter, reached: dict[str, Any] | None, error: UserError
+    work: Preparation,
+    rule: ByHash | ByTail,
+    writer: DatasetWriter,
+    reached: dict[str, Any] | None,
+    error: UserError,
 ) -> None:
     """Write down how far it came before an error goes up, so that the next start continues there."""
     if reached is None:
-        discard(job.folder)
+        discard(work.folder)
         return
-    job.meta = _meta(job, rule, reached)
-    writer.commit(job.meta, job.extra())
-    if job.meta["tokens"]:
-        kept = f"{job.meta['tokens']:,} tokens from before it are kept"
+    work.meta = _meta(work, rule, reached)
+    writer.commit(work.meta, work.extra())
+    if work.meta["tokens"]:
+        kept = _("{n:,} tokens from before it are kept").format(n=work.meta["tokens"])
         error.why = "\n".join(filter(None, [error.why, kept]))
-        again = "then run the same command again: it continues there"
+        again = _("then run the same command again: it continues there")
         error.hint = "\n".join(filter(None, [error.hint, again]))
 
 
 def _meta(
-    job: Job, rule: ByHash | ByTail, reached: dict[str, Any], *, reading: bool = True
+    work: Preparation, rule: ByHash | ByTail, reached: dict[str, Any], *, reading: bool = True
 ) -> dict[str, Any]:
     """meta.json of what is written. It depends on nothing but the text and the request.
 
     While a file is being `reading`, its hash is not there yet.
     """
-    position, tally = reached["position"], Tally.of(reached["passed_over"])
+    position = reached["position"]
     splits = {split: dict(part) for split, part in reached["splits"].items()}
     tokens = sum(part["tokens"] for part in splits.values())
     text_bytes = sum(part["text_bytes"] for part in splits.values())
@@ -313,22 +351,19 @@ def _meta(
     if isinstance(rule, ByTail):
         # Its end is counted in validation; both splits hold a part of it.
         splits["train"]["documents"] = documents
-    notes = tally.notes()
-    if splits["val"]["tokens"] < _FEW_VAL_TOKENS:
-        few = splits["val"]["tokens"]
-        notes.append(f"validation has only {few:,} tokens: its loss will be rough; add more text")
-    if splits["val"]["tokens"] > splits["train"]["tokens"] > 0:
-        notes.append("validation is larger than training: a few large documents; cut them into smaller ones")
+    with english():
+        notes = notes_of(splits, Tally.of(reached["passed_over"]))
     return {
         "schema": META_SCHEMA,
         "onecard": __version__,
-        **job.recipe,
-        "sources": job.origin.facts(position["source"], position["item"] > 0, reading),
-        "tokenizer": job.tokenizer.facts(),
-        "dtype": job.dtype,
-        "eot": job.tokenizer.eot,
+        **work.recipe,
+        "sources": work.origin.facts(position["source"], position["item"] > 0, reading),
+        "tokenizer": work.tokenizer.facts(),
+        "dtype": work.dtype,
+        "eot": work.tokenizer.eot,
         "split": BY_HASH if isinstance(rule, ByHash) else BY_TAIL,
         "split_at": rule.threshold if isinstance(rule, ByHash) else rule.border,
+        **({"split_salt": rule.salt} if isinstance(rule, ByHash) else {}),
         "splits": splits,
         "documents": documents,
         "tokens": tokens,
@@ -340,16 +375,17 @@ def _meta(
     }
 
 
-def _nothing(job: Job) -> UserError:
-    tally = Tally.of(job.meta["passed_over"]) if job.meta else job.tally
-    passed = "\n".join(tally.notes()) or "fewer than two characters of text"
-    return UserError(f"no text in {len(job.origin):,} files: nothing was prepared", passed)
+def _nothing(work: Preparation) -> UserError:
+    tally = Tally.of(work.meta["passed_over"]) if work.meta else work.tally
+    passed = "\n".join(tally.notes()) or _("fewer than two characters of text")
+    what = _("no text in {n:,} files: nothing was prepared").format(n=len(work.origin))
+    return UserError(what, passed)
 
 
 def collect_characters(origin: Origin, text_column: str, folder: Path, show: bool) -> CharTokenizer:
     """Every character there is, training and validation alike, as nanoGPT counts them."""
     characters: set[str] = set()
-    with Progress("collecting characters", origin.total_bytes, show) as progress:
+    with Progress(_("collecting characters"), origin.total_bytes, show) as progress:
         for batch in origin.read(text_column, Place(), folder):
             for text in batch.texts:
                 characters.update(text)

@@ -1,7 +1,7 @@
 """`onecard prepare`: text to `data/NAME/train.bin`, `val.bin` and `meta.json`, nanoGPT's layout.
 
-Here it is decided what is to be done: a new dataset, going on with an interrupted one, more tokens for
-a finished one, or nothing because all is there. build.py does the work.
+What is to be done is decided here: a new dataset, going on with an interrupted one, more tokens for a
+finished one, or nothing because all is there. build.py does the work.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from onecard.data.meta import SPLITS, read_meta
-from onecard.data.prepare.build import Job, collect_characters, write_dataset
+from onecard.data.prepare.build import Preparation, collect_characters, one_document, write_dataset
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.prepare.origin import LocalFiles, Origin
 from onecard.data.prepare.outcome import PreparedFacts
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.reading import Place
-from onecard.data.prepare.request import (
-    Request,
-    checked_root,
-    dataset_name,
-    named_dataset,
-    refuse_odd_inputs,
-)
-from onecard.data.prepare.sources import STDLIB, Tally, find_sources
+from onecard.data.prepare.request import Request, request_of
+from onecard.data.prepare.sources import Tally, find_sources
 from onecard.data.prepare.writer import (
     BY_TAIL,
     LockedFolder,
@@ -36,8 +31,9 @@ from onecard.data.prepare.writer import (
     is_whole,
     read_journal,
 )
-from onecard.data.tokenizer import NAMES, Tokenizer, from_facts, make_tokenizer
+from onecard.data.tokenizer import Tokenizer, from_facts, make_tokenizer
 from onecard.errors import UserError
+from onecard.language import _
 from onecard.terminal import say
 
 # Enough validation text to tell 0.01 nats apart (about 250,000 GPT-2 tokens), half a percent of a
@@ -50,54 +46,11 @@ _TEXT_BYTES_PER_BPE_TOKEN = 3.0
 
 
 def prepare(
-    inputs: list[str],
-    *,
-    name: str | None = None,
-    out_root: str | Path = "data",
-    tokenizer: str | None = None,
-    train_tokenizer: int | None = None,
-    text_column: str | None = None,
-    val_fraction: float | None = None,
-    tokens: int | None = None,
-    dump: str | None = None,
-    edu: bool = False,
-    keep: bool = False,
-    force: bool = False,
-    progress: bool = True,
+    inputs: list[str], options: PrepareOptions | None = None, *, progress: bool = True
 ) -> PreparedFacts:
-    """Tokenize local files, `stdlib` or a named dataset into `out_root/name`; goes on where it stopped."""
+    """Text of files, of `stdlib` or of a named dataset to tokens. Goes on where it stopped."""
     began = time.monotonic()
-    refuse_odd_inputs(inputs)
-    named = named_dataset(inputs, dump, edu)
-    if train_tokenizer is not None and tokenizer not in (None, "bpe"):
-        raise UserError("--train-tokenizer and --tokenizer exclude each other")
-    default = named.tokenizer if named else "byte" if inputs == [STDLIB] else "gpt2"
-    request = Request(
-        folder=checked_root(out_root) / dataset_name(inputs, name, named),
-        inputs=inputs,
-        named=named,
-        tokenizer="bpe" if train_tokenizer is not None else tokenizer or default,
-        train_tokenizer=train_tokenizer,
-        text_column=text_column or (named.text_column if named else "text"),
-        val_fraction=val_fraction,
-        tokens=tokens,
-        keep=keep,
-        force=force,
-        show=progress,
-    )
-    if request.tokenizer not in NAMES and train_tokenizer is None:
-        raise UserError(f"there is no tokenizer {tokenizer!r}", hint=f"one of: {', '.join(NAMES)}")
-    if request.tokenizer == "char" and named is not None and named.repo:
-        raise UserError(
-            f"--tokenizer=char is not for {named.name}",
-            "it would have to read all of it first, to know its characters",
-            "--tokenizer=byte, or --train-tokenizer 32768",
-        )
-    if val_fraction is not None and not 0 < val_fraction <= 0.5:
-        raise UserError(f"val_fraction must be above 0 and at most 0.5, not {val_fraction}")
-    if tokens is not None and tokens < 1:
-        raise UserError(f"--tokens must be at least 1, not {tokens}")
-
+    request = request_of(inputs, options or PrepareOptions(), progress)
     tally = Tally()
     # Before anything is made: a mistyped name leaves no folder behind.
     origin = _local_files(request, tally)
@@ -120,7 +73,7 @@ def _prepare_locked(request: Request, local: LocalFiles | None, tally: Tally) ->
     origin: Origin | None = local
     if local is None and mode == "append" and journal is None and _has_enough(request, state):
         # Without asking the network: the data may well be used where there is none.
-        return PreparedFacts(request.folder, state, True, 0.0, int(state["tokens"]))
+        return _already(request, state)
     if local is None:
         origin = _remote_files(request, state)
     assert origin is not None
@@ -132,26 +85,30 @@ def _prepare_locked(request: Request, local: LocalFiles | None, tally: Tally) ->
             if differences:
                 discard(request.folder)
                 state, mode, journal = {}, "new", None
+        if state and state["split"] == BY_TAIL and request.tokens is not None:
+            raise one_document()
         if state and mode == "append" and journal is None and _nothing_to_add(request, origin, state):
-            remarks = _fewer_than_wanted(request, state)
-            return PreparedFacts(request.folder, state, True, 0.0, int(state["tokens"]), remarks)
+            return _already(request, state)
         recipe = _recipe(request, origin, state)
         tokenizer = from_facts(state["tokenizer"]) if state else _new_tokenizer(request, origin)
         before = int(state.get("tokens", 0))
         itemsize = 2 if tokenizer.n_vocab <= 2**16 else 4
         if request.show and before:
-            say(f"{request.folder}: continuing after {before:,} tokens")
+            goes_on = _("{folder}: continuing after {n:,} tokens")
+            say(goes_on.format(folder=request.folder, n=before))
         if request.show and hasattr(origin, "announcement"):
             say(origin.announcement(itemsize, request.keep))
         _check_disk(request, origin, tokenizer.name, itemsize, before)
-        job = Job(request.folder, origin, mode, recipe, tokenizer, request.tokens, request.show, state, tally)
+        work = Preparation(
+            request.folder, origin, mode, recipe, tokenizer, request.tokens, request.show, state, tally
+        )
         if journal is not None:
-            job.lowest, job.highest = journal["digests"]
-            job.at_file_end = journal["at_file_end"]
-        meta = write_dataset(job)
+            work.lowest, work.highest = journal["digests"]
+            work.at_file_end = journal["at_file_end"]
+        meta = write_dataset(work)
         origin.finished()
         remark = getattr(tokenizer, "bulk_note", "")
-        remarks = ((remark,) if remark else ()) + _fewer_than_wanted(request, meta)
+        remarks = ((remark,) if remark else ()) + _not_as_many(request, meta)
         return PreparedFacts(request.folder, meta, False, 0.0, before, remarks)
     finally:
         if origin is not local:
@@ -181,15 +138,15 @@ def _look(request: Request, local: LocalFiles | None) -> tuple[dict[str, Any], M
     meta = read_meta(folder)
     if meta is None:
         raise UserError(
-            f"{folder} already holds {there[0].name}",
-            "onecard did not write it (no meta.json)",
-            f"choose another --name, or --force to replace {folder}",
+            _("{folder} already holds {file}").format(folder=folder, file=there[0].name),
+            _("onecard did not write it (no meta.json)"),
+            _("choose another --name, or --force to replace {folder}").format(folder=folder),
         )
     if not is_whole(meta):
         raise UserError(
-            f"{folder / 'meta.json'} is damaged or of an earlier version",
-            "it does not say how far the text was used",
-            f"--force makes {folder} anew",
+            _("{path} is damaged or of an earlier version").format(path=folder / "meta.json"),
+            _("it does not say how far the text was used"),
+            _("--force makes {folder} anew").format(folder=folder),
         )
     itemsize = 4 if meta["dtype"] == "uint32" else 2
     for split in SPLITS:
@@ -211,7 +168,7 @@ def _are_there(listed: list[dict[str, Any]], local: LocalFiles) -> bool:
 
 
 def _differences(request: Request, meta: dict[str, Any]) -> list[str]:
-    """In what an earlier prepare was asked for something else, as far as can be seen without its files."""
+    """What an earlier prepare was asked differently, as far as can be seen without its files."""
     facts = meta.get("tokenizer") or {}
     different = []
     if meta.get("text_column") != request.text_column:
@@ -243,12 +200,12 @@ def _continuing(
         fingerprints = (journal or {}).get("fingerprints") or {}
         ordered = origin.continuing(listed, fingerprints, request.show)
         if isinstance(ordered, str):
-            return origin, [f"sources ({ordered}; to add files, give the old ones too)"]
+            return origin, [_("sources ({why}; to add files, give the old ones too)").format(why=ordered)]
         origin.close()
         n_before = journal.get("n_sources", len(listed)) if journal is not None else len(listed)
         if state["split"] == BY_TAIL and len(ordered) > n_before:
             ordered.close()
-            return origin, ["sources (one text was split by its tail: more cannot be added)"]
+            return origin, [_("sources (one text was split by its tail: more cannot be added)")]
         return ordered, []
     same = all(
         number < len(origin) and (entry["name"], entry["bytes"]) == (origin.name(number), origin.size(number))
@@ -267,21 +224,34 @@ def _has_enough(request: Request, state: dict[str, Any]) -> bool:
     return int(state["splits"]["train"]["tokens"]) >= request.tokens
 
 
-def _fewer_than_wanted(request: Request, meta: dict[str, Any]) -> tuple[str, ...]:
+def _already(request: Request, state: dict[str, Any]) -> PreparedFacts:
+    remarks = _not_as_many(request, state)
+    there = int(state["splits"]["train"]["tokens"])
+    if request.tokens is not None and there >= 2 * request.tokens:
+        more = _("{wanted:,} training tokens were asked for; the {there:,} that are here stay")
+        remarks += (more.format(wanted=request.tokens, there=there),)
+    return PreparedFacts(request.folder, state, True, 0.0, int(state["tokens"]), remarks)
+
+
+def _not_as_many(request: Request, meta: dict[str, Any]) -> tuple[str, ...]:
     there = int(meta["splits"]["train"]["tokens"])
     if request.tokens is None or there >= request.tokens:
         return ()
-    return (f"{request.tokens:,} training tokens were asked for; {there:,} are all there are",)
+    fewer = _("{wanted:,} training tokens were asked for; {there:,} are all there are")
+    return (fewer.format(wanted=request.tokens, there=there),)
 
 
 def _something_else(request: Request, differences: list[str], unfinished: bool) -> UserError:
     folder = request.folder
     return UserError(
-        f"{folder} holds an unfinished prepare of something else" if unfinished
-        else f"{folder} was prepared from something else",
-        f"different: {', '.join(differences)}",
-        f"choose another --name, or --force to replace {folder}",
-    )  # fmt: skip
+        (
+            _("{folder} holds an unfinished prepare of something else")
+            if unfinished
+            else _("{folder} was prepared from something else")
+        ).format(folder=folder),
+        _("different: {what}").format(what=", ".join(differences)),
+        _("choose another --name, or --force to replace {folder}").format(folder=folder),
+    )
 
 
 # ---------------------------------------------------------------- before the work
@@ -339,7 +309,7 @@ def _new_tokenizer(request: Request, origin: Origin) -> Tokenizer:
     from onecard.data.train_bpe import MAX_TRAINING_BYTES, train_bpe
 
     read_at_most = min(MAX_TRAINING_BYTES, origin.text_bytes())
-    with Progress("learning the tokenizer", read_at_most, request.show) as progress:
+    with Progress(_("learning the tokenizer"), read_at_most, request.show) as progress:
         batches = origin.read(request.text_column, Place(), request.folder)
         texts = (text for batch in batches for text in batch.texts)
         return train_bpe(texts, request.train_tokenizer, lambda read: progress.update(read, 0, 0))
@@ -357,9 +327,11 @@ def _check_disk(request: Request, origin: Origin, tokenizer: str, itemsize: int,
     free = shutil.disk_usage(request.folder).free
     if needed > free:
         raise UserError(
-            f"not enough room for {request.folder}",
-            f"it needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
-            "make room, ask for fewer --tokens, or put the data elsewhere with --out-root",
+            _("not enough room for {folder}").format(folder=request.folder),
+            _("it needs about {needed:.1f} GB, {free:.1f} GB are free").format(
+                needed=needed / 1e9, free=free / 1e9
+            ),
+            _("make room, ask for fewer --tokens, or put the data elsewhere with --out-root"),
         )
 
 
@@ -369,5 +341,5 @@ def _check_disk(request: Request, origin: Origin, tokenizer: str, itemsize: int,
 def _say_what_is_kept(folder: Path) -> None:
     journal = read_journal(folder)
     kept = int(journal["meta"]["tokens"]) if journal is not None else 0
-    how = f"{kept:,} tokens are kept in {folder}; the same command continues" if kept else "nothing is kept"
-    say(f"stopped: {how}")
+    how = _("stopped: {n:,} tokens are kept in {folder}; the same command continues")
+    say(how.format(n=kept, folder=folder) if kept else _("stopped: nothing is kept"))

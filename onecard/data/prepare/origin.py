@@ -14,6 +14,7 @@ from onecard.data.prepare.reading import Batch, Place, read_batches
 from onecard.data.prepare.sources import SourceFile, unreadable
 from onecard.errors import UserError
 from onecard.files import StoppedError, file_sha256
+from onecard.language import _
 
 # Parquet of text is usually compressed to less than half, gzip and zstd to a third and less.
 _TEXT_PER_PARQUET_BYTE = 2.5
@@ -157,6 +158,11 @@ class LocalFiles(Origin):
             self._hashing[number] = _Hashing(file)
         return file
 
+    def look_over(self, text_column: str, scratch: Path) -> Iterator[Batch]:
+        """All texts, before they are read for good."""
+        for number, file in enumerate(self.files):
+            yield from read_batches(file, text_column, Place(number), scratch)
+
     def sha256(self, number: int) -> str:
         if number not in self._sha256:
             file = self.open(number)
@@ -164,8 +170,8 @@ class LocalFiles(Origin):
             # Hashed and read at different times: only a file that did not change has one hash.
             if _modified_ns(file) != self._modified_ns[number] or file.path.stat().st_size != file.size:
                 raise UserError(
-                    f"{file.path} changed while it was being read",
-                    hint="run the same command again, with --force if it then asks for it",
+                    _("{path} changed while it was being read").format(path=file.path),
+                    hint=_("run the same command again, with --force if it then asks for it"),
                 )
             self._sha256[number] = digest
         return self._sha256[number]
@@ -197,15 +203,16 @@ class LocalFiles(Origin):
             left.setdefault((file.name, file.size), []).append(file)
         total, done = sum(int(entry.get("bytes", 0)) for entry in listed), 0
         ordered = LocalFiles([])
-        with Progress("comparing files", total, show) as progress:
+        with Progress(_("comparing files"), total, show) as progress:
             for number, entry in enumerate(listed):
                 same = left.get((str(entry.get("name")), int(entry.get("bytes", 0))))
                 if not same:
-                    return f"{entry.get('name')} is not among the files given, or has another size"
+                    missing = _("{name} is not among the files given, or has another size")
+                    return missing.format(name=entry.get("name"))
                 file, digest = same.pop(), entry.get("sha256")
                 modified_ns = _modified_ns(file)
                 if fingerprints.get(str(number)) != modified_ns and not _is_same(file, entry):
-                    return f"{entry.get('name')} has changed"
+                    return _("{name} has changed").format(name=entry.get("name"))
                 ordered.files.append(file)
                 ordered._modified_ns[number] = modified_ns
                 if digest is not None:
@@ -221,7 +228,9 @@ def _modified_ns(file: SourceFile) -> int:
     try:
         return file.path.stat().st_mtime_ns
     except OSError as error:
-        raise UserError(f"cannot read {file.path}", str(error.strerror or error)) from error
+        raise UserError(
+            _("cannot read {path}").format(path=file.path), str(error.strerror or error)
+        ) from error
 
 
 def _is_same(file: SourceFile, entry: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Parquet to batches of texts, straight from Arrow's buffers, from any row on."""
+"""Parquet to batches of texts, from any row on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from onecard.data.prepare import reading
 from onecard.data.prepare.reading import PIECE_BYTES, Batch, Place, document_digest, missing_column, repaired
 from onecard.data.prepare.room import Room
 from onecard.data.prepare.sources import BadFileError, SourceFile, open_stream, unreadable
-from onecard.data.texts import Run, Texts
 from onecard.errors import UserError, missing_package
+from onecard.language import _
 
 _MOST_ROWS = 4096
 # Of one batch of rows while Arrow spells them out, however often a short file repeats a long text.
@@ -40,17 +40,18 @@ def read_parquet(file: SourceFile, column: str, start: Place, scratch: Path) -> 
 @contextlib.contextmanager
 def _unpacked(file: SourceFile, scratch: Path) -> Iterator[Path]:
     """Parquet is read from its end, which a compressed stream does not offer: unpack it first."""
-    room, hint = Room(scratch), "make room, or unpack it yourself, then run the same command again"
+    room, hint = Room(scratch), _("make room, or unpack it yourself, then run the same command again")
+    could_not = _("{path} could not be unpacked in {folder}").format(path=file.path, folder=scratch)
     with tempfile.NamedTemporaryFile(dir=scratch, prefix=UNPACKED, suffix=".parquet") as copy:
         with open_stream(file) as stream:
             while block := stream.read(PIECE_BYTES):
                 if room.is_used_up():
-                    raise room.used_up(f"{file.path} could not be unpacked in {scratch}", hint)
+                    raise room.used_up(could_not, hint)
                 try:
                     copy.write(block)
                 except OSError as error:
                     raise UserError(
-                        f"no room to unpack {file.path} in {scratch}",
+                        _("no room to unpack {path} in {scratch}").format(path=file.path, scratch=scratch),
                         str(error.strerror or error),
                         hint,
                     ) from error
@@ -63,7 +64,7 @@ def _rows(file: SourceFile, path: Path, column: str, start: Place) -> Iterator[B
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise missing_package("pyarrow", "train", "reading parquet") from error
+        raise missing_package("pyarrow", "train", _("reading parquet")) from error
     # Arrow's own allocator costs a quarter more than the system's when large buffers come and go.
     pa.set_memory_pool(pa.system_memory_pool())
     row = start.item
@@ -102,9 +103,9 @@ def _rows(file: SourceFile, path: Path, column: str, start: Place) -> Iterator[B
         if isinstance(error, PermissionError | FileNotFoundError):
             raise unreadable(file.path, error) from error
         raise BadFileError(
-            f"{file.path}, row {row:,}: not a readable parquet file",
+            _("{path}, row {row:,}: not a readable parquet file").format(path=file.path, row=row),
             str(error).partition("\n")[0] or type(error).__name__,
-            "it may be cut short: fetch it again, and compare its size with the original",
+            _("it may be cut short: fetch it again, and compare its size with the original"),
         ) from error
 
 
@@ -120,7 +121,9 @@ def _text_type(schema: Any, column: str, path: Path) -> Any:
     if pa.types.is_null(kind):
         return pa.string()  # a column of nothing but empty documents
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"):
-        raise BadFileError(f"{path}: column '{column}' is not text but {kind}")
+        raise BadFileError(
+            _("{path}: column '{column}' is not text but {kind}").format(path=path, column=column, kind=kind)
+        )
     return pa.string() if pa.types.is_string(kind) else pa.large_string()
 
 
@@ -167,7 +170,7 @@ def _longest_repeated(part: Any, file: BinaryIO) -> int:
     header = file.read(16)
     try:
         kind, at = _i32(header, 0)
-        unpacked, _ = _i32(header, at)
+        unpacked = _i32(header, at)[0]
     except (IndexError, ValueError):
         return int(part.total_uncompressed_size)
     return unpacked if kind == _DICTIONARY_PAGE else 0
@@ -208,18 +211,18 @@ def _bounded(array: Any) -> Iterator[Any]:
 
 
 def _parquet_batch(array: Any, source: int, first_row: int) -> Batch:
-    """Texts straight from Arrow's buffers: sizes and digests come without encoding anything again."""
+    """Texts from Arrow's buffers: sizes and digests come without encoding anything again."""
     count = len(array)
     batch = Batch(end=Place(source, first_row + count))
     offset_type = np.int32 if str(array.type) == "string" else np.int64
-    _, offsets, data = array.buffers()
+    offsets, data = array.buffers()[1:]
     at = np.frombuffer(
         offsets, offset_type, count + 1, array.offset * np.dtype(offset_type).itemsize
     ).tolist()
     raw = memoryview(data) if data is not None else memoryview(b"")
     null = array.is_null().to_pylist() if array.null_count else None
     if null is None and 0 not in np.diff(at) and _is_utf8(array):
-        return _all_well(raw, at, source, first_row)
+        return _all_well(array, raw, at, source, first_row)
     for number in range(count):
         start, stop = at[number], at[number + 1]
         if start == stop or (null is not None and null[number]):
@@ -240,12 +243,12 @@ def _is_utf8(array: Any) -> bool:
     return True
 
 
-def _all_well(raw: memoryview, at: list[int], source: int, first_row: int) -> Batch:
-    """The same for rows that are all text: nearly always, and much faster, where they lie."""
+def _all_well(array: Any, raw: memoryview, at: list[int], source: int, first_row: int) -> Batch:
+    """The same for rows that are all text: nearly always, and much faster."""
     count = len(at) - 1
     documents = [raw[start:stop] for start, stop in itertools.pairwise(at)]
     return Batch(
-        texts=Texts([Run(raw, at)]),
+        texts=array.to_pylist(),
         sizes=[len(document) for document in documents],
         digests=[document_digest(document) for document in documents],
         ends=[True] * count,

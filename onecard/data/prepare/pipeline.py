@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onecard.data.prepare.reading import BATCH_BYTES, MOST_TEXTS, Batch
-from onecard.data.texts import Texts
+from onecard.data.prepare.split import Rule
 from onecard.data.tokenizer import Tokenizer
 from onecard.hardware.cpu import usable_cores
 
@@ -35,13 +35,6 @@ _SMALL_FILES_BYTES = 64 * 2**10
 _WAIT_SECONDS = 0.5
 
 T = TypeVar("T")
-
-
-class Rule(Protocol):
-    """Says which split each text of a batch belongs to; may cut texts, so it returns a batch."""
-
-    def assign(self, batch: Batch) -> tuple[Batch, list[bool]]:
-        """The batch, and for each text whether it is held out."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ def encode_all(
 def _encode(batch: Batch, held_out: list[bool], tokenizer: Tokenizer, dtype: str) -> Encoded:
     """As it will be written, so that the writing thread only writes."""
     ids_N, starts_T = tokenizer.encode_batch(batch.texts)
-    batch.texts = Texts()  # the largest part of a batch, not needed any more
+    batch.texts = []  # the largest part of a batch, not needed any more
     pieces: list[NDArray[Any]] = []
     eot_1 = np.array([] if tokenizer.eot is None else [tokenizer.eot], ids_N.dtype)
     for start, stop, ends in zip(starts_T[:-1].tolist(), starts_T[1:].tolist(), batch.ends, strict=True):
@@ -200,42 +193,3 @@ class Ahead(Generic[T]):
         except BaseException as error:
             # Raised again where the items are consumed.
             self._ready.put(error)
-
-
-# ---------------------------------------------------------------- which texts are held out
-
-
-class ByHash:
-    """Documents whose digest lies below a threshold are held out."""
-
-    def __init__(self, threshold: int) -> None:
-        self.threshold = threshold
-
-    def assign(self, batch: Batch) -> tuple[Batch, list[bool]]:
-        threshold = self.threshold
-        return batch, [digest < threshold for digest in batch.digests]
-
-
-class ByTail:
-    """There is only one document: what follows `border` characters is held out. Copies of it alike."""
-
-    def __init__(self, border: int, at: int = 0) -> None:
-        """`at`: how many characters of the document are behind us."""
-        self.border = border
-        self._at = at
-
-    def assign(self, batch: Batch) -> tuple[Batch, list[bool]]:
-        cut_up = Batch(end=batch.end, n_empty=batch.n_empty, n_bad=batch.n_bad, read=batch.read)
-        held_out: list[bool] = []
-        for number, text in enumerate(batch.texts):
-            cut = min(max(0, self.border - self._at), len(text))
-            ends = batch.ends[number]
-            self._at = 0 if ends else self._at + len(text)
-            # The document goes on in the other split, so only the tail is followed by end-of-text.
-            for part, is_tail in ((text[:cut], False), (text[cut:], True)):
-                if part or (is_tail and ends):
-                    cut_up.add(part.encode(), batch.digests[number], ends and is_tail, batch.after[number])
-                    cut_up.empty[-1], cut_up.bad[-1] = batch.empty[number], batch.bad[number]
-                    held_out.append(is_tail)
-        cut_up.characters = self._at
-        return cut_up, held_out

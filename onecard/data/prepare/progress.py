@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from onecard.language import _
 from onecard.terminal import console, say
 
 _LINE_EVERY_S = 10.0
@@ -34,7 +35,7 @@ class Progress:
         self._shown = shown
         self._began = time.monotonic()
         # The first plain line comes only if the job turns out to be long.
-        self._told = self._began
+        self._shown_at = self._began
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
@@ -67,25 +68,29 @@ class Progress:
 
     def update(self, read: int, tokens: int, documents: int, status: str = "") -> None:
         now = time.monotonic()
-        if not self._shown or now - self._told < (_LINE_EVERY_S if self._bar is None else _BAR_EVERY_S):
+        if not self._shown or now - self._shown_at < (_LINE_EVERY_S if self._bar is None else _BAR_EVERY_S):
             return
-        self._told = now
+        self._shown_at = now
         seconds = max(1e-9, now - self._began)
         speed = (read - self._before[0]) / seconds
-        counts = f"{speed / 1e6:.1f} MB/s"
+        counts = _("{n:.1f} MB/s").format(n=speed / 1e6)
         if tokens or documents:
-            counts += f", {short((tokens - self._before[1]) / seconds)} tok/s, {short(tokens)} tokens"
-            counts += f", {documents:,} documents"
+            more = _("{rate} tok/s, {tokens} tokens, {documents:,} documents")
+            rate = short((tokens - self._before[1]) / seconds)
+            counts += ", " + more.format(rate=rate, tokens=short(tokens), documents=documents)
         counts = "; ".join(filter(None, [counts, status]))
         share, begun = self._share(read, tokens), self._share(*self._before[:2])
         if self._bar is not None:
             self._bar.update(self._task, completed=int(share * self._total), counts=counts)
             return
         left = (1 - share) * seconds / max(1e-9, share - begun)
+        line = _("{title}: {read:,.0f} of {total:,.0f} MB ({share:.0%}), {counts}, {time} left")
         say(
-            f"{self._title}: {read / 1e6:,.0f} of {self._total / 1e6:,.0f} MB ({share:.0%}), {counts}, "
-            f"{duration(left)} left"
-        )
+            line.format(
+                title=self._title, read=read / 1e6, total=self._total / 1e6, share=share, counts=counts,
+                time=duration(left),
+            )
+        )  # fmt: skip
 
     def _share(self, read: int, tokens: int) -> float:
         """Whichever comes first ends the work: all bytes, or the tokens wanted."""

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from onecard.data.prepare.sources import BadFileError, SourceFile, open_stream
-from onecard.data.texts import Texts, well_formed
+from onecard.data.texts import well_formed
+from onecard.language import _
 
 # About this much text is handed on at a time: small enough for bounded memory, large enough that
 # what a batch costs besides its text does not show.
@@ -58,7 +59,7 @@ class Batch:
     Parallel lists, not objects: there are tens of thousands of documents a second.
     """
 
-    texts: Texts = field(default_factory=Texts)
+    texts: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # UTF-8 bytes
     digests: list[int] = field(default_factory=list)  # of the whole document
     ends: list[bool] = field(default_factory=list)  # the document is complete with this text
@@ -73,7 +74,7 @@ class Batch:
     read: int = 0  # bytes of the files behind us, for the progress bar
 
     def add(self, utf8: bytes | memoryview, digest: int, ends: bool, after: Place) -> None:
-        self.texts.append(utf8)
+        self.texts.append(str(utf8, "utf-8"))
         self.sizes.append(len(utf8))
         self.digests.append(digest)
         self.ends.append(ends)
@@ -84,7 +85,7 @@ class Batch:
 
     def extend(self, other: Batch) -> None:
         """What comes right after this one, in the same batch."""
-        self.texts.extend(other.texts)
+        self.texts += other.texts
         self.sizes += other.sizes
         self.digests += other.digests
         self.ends += other.ends
@@ -238,7 +239,11 @@ def _jsonl(file: SourceFile, column: str, start: Place) -> Iterator[Batch]:
         batch, place = Batch(), start
         while raw := stream.readline(_LONGEST_LINE):
             if len(raw) == _LONGEST_LINE:
-                raise BadFileError(f"{file.path}, line {place.item + 1:,} is longer than 1 GiB")
+                raise BadFileError(
+                    _("{path}, line {item:,} is longer than 1 GiB").format(
+                        path=file.path, item=place.item + 1
+                    )
+                )
             place = Place(place.source, place.item + 1, place.offset + len(raw))
             line, bad = decode(raw)
             batch.n_bad += bad
@@ -260,31 +265,37 @@ def _jsonl(file: SourceFile, column: str, start: Place) -> Iterator[Batch]:
 
 
 def _field(line: str, column: str, path: Path, number: int) -> str:
-    place = f"{path}, line {number:,}"
+    place = _("{path}, line {n:,}").format(path=path, n=number)
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         syntax = error if isinstance(error, json.JSONDecodeError) else None
-        at = f", column {syntax.colno}" if syntax else ""
+        at = _(", column {n}").format(n=syntax.colno) if syntax else ""
         raise BadFileError(
-            f"{place}{at}: not JSON",
+            _("{place}{at}: not JSON").format(place=place, at=at),
             f"{syntax.msg if syntax else error}: {line[:60]!r}",
-            "each line must be one object, such as {" + f'"{column}": "…"' + "}",
+            _("each line must be one object, such as {example}").format(example=f'{{"{column}": "…"}}'),
         ) from error
     if not isinstance(row, dict):
-        raise BadFileError(f"{place}: not an object but {type(row).__name__}")
+        raise BadFileError(
+            _("{place}: not an object but {name}").format(place=place, name=type(row).__name__)
+        )
     if column not in row:
         raise missing_column(place, column, [str(key) for key in row])
     text = row[column]
     if text is not None and not isinstance(text, str):
-        raise BadFileError(f"{place}: column '{column}' is not text but {type(text).__name__}")
+        raise BadFileError(
+            _("{place}: column '{column}' is not text but {name}").format(
+                place=place, column=column, name=type(text).__name__
+            )
+        )
     return text or ""
 
 
 def missing_column(place: str, column: str, there: list[str]) -> BadFileError:
     near = difflib.get_close_matches(column, there, n=1) or there[:1]
     return BadFileError(
-        f"{place}: no column '{column}'",
-        f"there are: {', '.join(there) or 'none'}",
+        _("{place}: no column '{column}'").format(place=place, column=column),
+        _("there are: {names}").format(names=", ".join(there)) if there else _("there are none"),
         f"--text-column {near[0]}" if near else "",
     )

@@ -12,6 +12,7 @@ from onecard.data.prepare.origin import Origin
 from onecard.data.prepare.progress import short
 from onecard.data.prepare.sources import SourceFile
 from onecard.files import file_sha256
+from onecard.language import _
 
 DOWNLOADS = ".download"
 
@@ -98,7 +99,8 @@ class RemoteFiles(Origin):
         coming = self._fetcher.status()
         if coming is None:
             return ""
-        return f"fetching {coming.name}: {coming.done_bytes / 1e9:.2f} of {coming.total_bytes / 1e9:.2f} GB"
+        line = _("fetching {name}: {done:.2f} of {total:.2f} GB")
+        return line.format(name=coming.name, done=coming.done_bytes / 1e9, total=coming.total_bytes / 1e9)
 
     def finished(self) -> None:
         """All is written: what was fetched too early or half used goes as well."""
@@ -112,21 +114,28 @@ class RemoteFiles(Origin):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def announcement(self, itemsize: int, keep: bool) -> str:
-        """What will be downloaded and what will be kept, said before it begins."""
+        """What will be downloaded and what will be kept."""
         count = self.files_needed()
         tokens = self._tokens or int(self.total_bytes / self._parquet_per_token)
-        fate = "kept in the Hub cache" if keep else "each removed once it is used; --keep keeps them"
-        return (
-            f"{self._named.name}: {self.listing.repo}/{self._named.folder} at {self.listing.commit[:12]}, "
-            f"{self._named.licence}\n"
-            f"  about {short(tokens)} training tokens from {count:,} of {len(self):,} files: "
-            f"{_size(self.total_bytes)} of parquet to download ({fate}), "
-            f"{_size(tokens * itemsize)} of tokens to keep"
+        after = _("kept in the Hub cache") if keep else _("each removed once it is used; --keep keeps them")
+        where = f"{self.listing.repo}/{self._named.folder}"
+        first = _("{name}: {where} at {commit}, {licence}").format(
+            name=self._named.name, where=where, commit=self.listing.commit[:12], licence=self._named.licence
         )
+        second = _(
+            "about {tokens} training tokens from {n:,} of {files:,} files: {parquet} of parquet to download "
+            "({after}), {kept} of tokens to keep"
+        )
+        return f"{first}\n  " + second.format(
+            tokens=short(tokens), n=count, files=len(self), parquet=_size(self.total_bytes), after=after,
+            kept=_size(tokens * itemsize),
+        )  # fmt: skip
 
 
 def _size(n_bytes: float) -> str:
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
+    return (
+        _("{n:.1f} GB").format(n=n_bytes / 1e9) if n_bytes >= 1e8 else _("{n:.1f} MB").format(n=n_bytes / 1e6)
+    )
 
 
 def stored_commit(meta: dict[str, Any]) -> str | None:

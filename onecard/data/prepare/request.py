@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from onecard.data.hub import catalogue
+from onecard.data.prepare.options import PrepareOptions
 from onecard.data.prepare.sources import STDLIB
+from onecard.data.tokenizer import NAMES
 from onecard.errors import UserError
+from onecard.language import _
 
-_COUNT = re.compile(r"(\d{1,3}(?:,\d{3})+|[\d_]*\.?\d+(?:e\d{1,2})?)\s*([kmbt]?)", re.IGNORECASE)
 _LONGEST_NAME = 200  # bytes; a file system takes 255, and names of ours are made of it
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 @dataclass(frozen=True)
@@ -32,51 +32,84 @@ class Request:
     show: bool
 
 
+def request_of(inputs: list[str], options: PrepareOptions, show: bool) -> Request:
+    """The request, or what is wrong with it; nothing is read or made."""
+    refuse_odd_inputs(inputs)
+    named = named_dataset(inputs, options.dump, options.edu)
+    learnt = options.train_tokenizer is not None
+    if learnt and options.tokenizer not in (None, "bpe"):
+        raise UserError(_("--train-tokenizer and --tokenizer exclude each other"))
+    default = named.tokenizer if named else "byte" if inputs == [STDLIB] else "gpt2"
+    tokenizer = "bpe" if learnt else options.tokenizer or default
+    folder = checked_root(options.out_root) / dataset_name(inputs, options.name, named)
+    if tokenizer not in NAMES and not learnt:
+        what = _("there is no tokenizer {name!r}").format(name=tokenizer)
+        raise UserError(what, hint=_("one of: {names}").format(names=", ".join(NAMES)))
+    if tokenizer == "char" and named is not None and named.repo:
+        raise UserError(
+            _("--tokenizer=char is not for {name}").format(name=named.name),
+            _("it would have to read all of it first, to know its characters"),
+            _("--tokenizer=byte, or --train-tokenizer 32768"),
+        )
+    if options.val_fraction is not None and not 0 < options.val_fraction <= 0.5:
+        what = _("val_fraction must be above 0 and at most 0.5, not {given}")
+        raise UserError(what.format(given=options.val_fraction))
+    if options.tokens is not None and options.tokens < 1:
+        raise UserError(_("--tokens must be at least 1, not {given}").format(given=options.tokens))
+    return Request(
+        folder=folder, inputs=inputs, named=named, tokenizer=tokenizer,
+        train_tokenizer=options.train_tokenizer,
+        text_column=options.text_column or (named.text_column if named else "text"),
+        val_fraction=options.val_fraction, tokens=options.tokens, keep=options.keep, force=options.force,
+        show=show,
+    )  # fmt: skip
+
+
 def named_dataset(inputs: list[str], dump: str | None, edu: bool) -> catalogue.NamedDataset | None:
     """A dataset known by name; a file or folder of that name that is there goes first."""
     if len(inputs) == 1 and inputs[0] in catalogue.NAMES and not Path(inputs[0]).exists():
         return catalogue.lookup(inputs[0], dump=dump, edu=edu)
     if dump is not None or edu:
         flag = "--dump" if dump is not None else "--edu"
-        raise UserError(f"{flag} belongs to fineweb", hint=f"onecard prepare fineweb {flag} …")
+        what = _("{flag} belongs to fineweb").format(flag=flag)
+        raise UserError(what, hint=f"onecard prepare fineweb {flag} …")
     return None
 
 
 def dataset_name(inputs: list[str], name: str | None, named: catalogue.NamedDataset | None = None) -> str:
     """The folder under data/."""
     if not inputs:
+        hint = _("onecard prepare FILES-OR-FOLDERS, or one of: {names}")
         raise UserError(
-            "nothing to prepare",
-            hint=f"onecard prepare FILES-OR-FOLDERS, or one of: {STDLIB}, {', '.join(catalogue.NAMES)}",
+            _("nothing to prepare"), hint=hint.format(names=", ".join([STDLIB, *catalogue.NAMES]))
         )
     if name is None:
         if len(inputs) > 1:
-            raise UserError(
-                "several inputs need a name", hint=f"onecard prepare {' '.join(inputs)} --name NAME"
-            )
+            hint = f"onecard prepare {' '.join(inputs)} --name NAME"
+            raise UserError(_("several inputs need a name"), hint=hint)
         if named is not None:
             name = f"{named.name}-edu" if named.edu else named.name
         else:
             name = _name_of(inputs[0])
     if why := _why_no_name(name):
         raise UserError(
-            f"{name!r} cannot be the name of a dataset",
-            f"it becomes a folder under data/, and {why}",
-            "give another one, of letters, digits, - and _: --name NAME",
+            _("{name!r} cannot be the name of a dataset").format(name=name),
+            _("it becomes a folder under data/, and {why}").format(why=why),
+            _("give another one, of letters, digits, - and _: --name NAME"),
         )
     return name
 
 
 def _why_no_name(name: str) -> str:
     if not name.strip():
-        return "it is empty"
+        return _("it is empty")
     if name.startswith("."):
-        return "it begins with a dot, as hidden folders do"
+        return _("it begins with a dot, as hidden folders do")
     if bad := next((sign for sign in name if sign in '/\\:*?"<>|' or not sign.isprintable()), ""):
-        return f"it holds {bad!r}"
+        return _("it holds {sign!r}").format(sign=bad)
     if name != name.strip() or name.endswith("."):
-        return "it begins or ends with a space, or ends with a dot"
-    return "it is too long" if len(name.encode()) > _LONGEST_NAME else ""
+        return _("it begins or ends with a space, or ends with a dot")
+    return _("it is too long") if len(name.encode()) > _LONGEST_NAME else ""
 
 
 def refuse_odd_inputs(inputs: list[str]) -> None:
@@ -84,21 +117,22 @@ def refuse_odd_inputs(inputs: list[str]) -> None:
     for given in inputs:
         if not given.strip() or "\0" in given:
             raise UserError(
-                f"{given!r} is no name of a file or folder",
-                "a shell gives an empty name where a variable is not set" if not given.strip() else "",
-                "for the current folder: onecard prepare . --name NAME",
+                _("{given!r} is no name of a file or folder").format(given=given),
+                "" if given.strip() else _("a shell gives an empty name where a variable is not set"),
+                _("for the current folder: onecard prepare . --name NAME"),
             )
 
 
 def checked_root(out_root: str | Path) -> Path:
-    """The folder that holds all data sets, which may have yet to be made."""
-    hint = "name the folder that shall hold all data sets, such as --out-root data"
+    """The folder that holds all datasets, which may have yet to be made."""
+    hint = _("name the folder that shall hold all datasets, such as --out-root data")
     if not str(out_root).strip() or not str(out_root).isprintable():
-        raise UserError(f"{str(out_root)!r} is no name of a folder", hint=hint)
+        raise UserError(_("{given!r} is no name of a folder").format(given=str(out_root)), hint=hint)
     root = Path(out_root)
     there = next((path for path in (root, *root.parents) if path.exists()), root)
     if there.exists() and not there.is_dir():
-        raise UserError(f"--out-root {root} cannot be a folder", f"{there} is a file", hint)
+        what = _("--out-root {path} cannot be a folder").format(path=root)
+        raise UserError(what, _("{path} is a file").format(path=there), hint)
     return root
 
 
@@ -109,11 +143,3 @@ def _name_of(given: str) -> str:
     for ending in (".gz", ".zst"):
         path = path.with_suffix("") if path.suffix.lower() == ending else path
     return path.stem
-
-
-def parse_count(text: str) -> int:
-    """3.2B, 100M, 65k, 1e9, 3_200_000: a number of tokens."""
-    match = _COUNT.fullmatch(text.strip())
-    if match is None:
-        raise UserError(f"{text!r} is not a number of tokens", hint="such as 3.2B, 100M or 65536")
-    return round(float(match[1].replace("_", "").replace(",", "")) * _UNITS[match[2].lower()])

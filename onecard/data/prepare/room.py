@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from onecard.errors import UserError
+from onecard.language import _
 
 _LEFT_ALONE = 2**30
 # A small disk, or one that is nearly full already, still takes a small dataset.
@@ -31,7 +32,9 @@ class Room:
     def used_up(self, what: str, hint: str) -> UserError:
         """`what` could not be done for want of room."""
         return UserError(
-            f"the disk is nearly full: {what}",
-            f"{self.free() / 1e9:.2f} GB are free, and prepare leaves {self.left_alone / 1e9:.2f} GB alone",
+            _("the disk is nearly full: {what}").format(what=what),
+            _("{free:.2f} GB are free, and prepare leaves {left_alone:.2f} GB alone").format(
+                free=self.free() / 1e9, left_alone=self.left_alone / 1e9
+            ),
             hint,
         )

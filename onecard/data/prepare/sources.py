@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Literal
 
 from onecard.data.hub.catalogue import NAMES
 from onecard.errors import UserError, missing_package
+from onecard.language import _, ngettext
 
 STDLIB = "stdlib"
 Kind = Literal["text", "jsonl", "parquet"]
@@ -62,11 +63,15 @@ class SourceFile:
         if not self.bounded or n_bytes <= max(_NEVER_TOO_MUCH, _MOST_TIMES * self.size):
             return
         raise BadFileError(
-            f"{self.path} unpacks to {n_bytes // max(1, self.size):,} times its size or more",
-            f"{self.size:,} bytes become at least {n_bytes / 1e6:,.0f} MB; text becomes 3 to 10 times larger",
-            "if this is what you want, unpack it yourself, and give what comes out"
+            _("{path} unpacks to {times:,} times its size or more").format(
+                path=self.path, times=n_bytes // max(1, self.size)
+            ),
+            _("{size:,} bytes become at least {n_bytes:,.0f} MB; text becomes 3 to 10 times larger").format(
+                size=self.size, n_bytes=n_bytes / 1e6
+            ),
+            _("if this is what you want, unpack it yourself, and give what comes out")
             if self.kind == "text"
-            else "if this is what you want, say where it ends: --tokens 100M",
+            else _("if this is what you want, say where it ends: --tokens 100M"),
         )
 
 
@@ -96,22 +101,25 @@ class Tally:
 
     def notes(self) -> list[str]:
         found = [
-            (self.empty_files, "empty files skipped"),
-            (self.empty_documents, "empty documents skipped"),
-            (self.binary_files, "files skipped that are not text (archives, images …)"),
-            (self.json_files, ".json files skipped that are not one object per line"),
-            (self.about_files, "files skipped that are about the data (README, LICENSE)"),
-            (self.bad_bytes, "places were not UTF-8 and became \N{REPLACEMENT CHARACTER}"),
+            (self.empty_files, _("{n:,} empty files skipped")),
+            (self.empty_documents, _("{n:,} empty documents skipped")),
+            (self.binary_files, _("{n:,} files skipped that are not text (archives, images …)")),
+            (self.json_files, _("{n:,} .json files skipped that are not one object per line")),
+            (self.about_files, _("{n:,} files skipped that are about the data (README, LICENSE)")),
+            (self.bad_bytes, _("{n:,} places were not UTF-8 and became \ufffd")),
         ]
-        notes = [f"{count:,} {what}" for count, what in found if count]
+        notes = [text.format(n=count) for count, text in found if count]
         return [*notes, self.links_note()] if self.outside_links else notes
 
     def links_note(self) -> str:
-        first = f"not followed (the first: {self.first_outside_link})"
-        if self.outside_links == 1:
-            return f"1 link leads out of the folder and was {first}; name its target to include it"
-        links = f"{self.outside_links:,} links lead out of the folder and were"
-        return f"{links} {first}; name their targets to include them"
+        note = ngettext(
+            "{n:,} link leads out of the folder and was not followed (the first: {first}); "
+            "name its target to include it",
+            "{n:,} links lead out of the folder and were not followed (the first: {first}); "
+            "name their targets to include them",
+            self.outside_links,
+        )
+        return note.format(n=self.outside_links, first=self.first_outside_link)
 
 
 # ---------------------------------------------------------------- which files
@@ -134,27 +142,31 @@ def find_sources(inputs: list[str], tally: Tally, output_dir: Path | None = None
     kept = [file for file in files if file.size]
     tally.empty_files += len(files) - len(kept)
     if files and not kept:
-        raise UserError(f"all {len(files)} files in {', '.join(inputs)} are empty")
+        raise UserError(
+            _("all {n} files in {inputs} are empty").format(n=len(files), inputs=", ".join(inputs))
+        )
     return kept
 
 
 def _named_file(path: Path) -> SourceFile:
     if ending := _archive(path):
         raise UserError(
-            f"{path} is an archive",
-            "plain files are read, and those compressed with gzip or zstd",
+            _("{path} is an archive").format(path=path),
+            _("plain files are read, and those compressed with gzip or zstd"),
             f"{_ARCHIVES[ending]} {path}",
         )
     file = _source(path, path.name)
     if path.suffix.lower() in _PICKLES:
         raise UserError(
-            f"{path} is not text", "its name says that it is a Python pickle", "give the text it was made of"
+            _("{path} is not text").format(path=path),
+            _("its name says that it is a Python pickle"),
+            _("give the text it was made of"),
         )
     if file.kind == "text" and file.size and _is_binary(file):
         raise UserError(
-            f"{path} is not UTF-8 text",
-            "it holds zero bytes, as UTF-16 and binary files do",
-            f"if it is UTF-16: iconv -f UTF-16 -t UTF-8 {path} > utf8.txt",
+            _("{path} is not UTF-8 text").format(path=path),
+            _("it holds zero bytes, as UTF-16 and binary files do"),
+            _("if it is UTF-16: iconv -f UTF-16 -t UTF-8 {path} > utf8.txt").format(path=path),
         )
     return file
 
@@ -172,9 +184,9 @@ def _source(path: Path, name: str) -> SourceFile:
         return file
     if not _is_json_lines(file):
         raise _NotLinesError(
-            f"{path} is JSON, but not one object per line",
-            "its braces and quotes would be trained on",
-            f"if it is an array: jq -c '.[]' {path} > {inner.stem}.jsonl",
+            _("{path} is JSON, but not one object per line").format(path=path),
+            _("its braces and quotes would be trained on"),
+            _("if it is an array: jq -c '.[]' {path} > {stem}.jsonl").format(path=path, stem=inner.stem),
         )
     return dataclasses.replace(file, kind="jsonl")
 
@@ -215,13 +227,14 @@ def _folder_files(folder: Path, tally: Tally, output_dir: Path | None) -> list[S
         files = of_data
     if not files:
         skipped = tally.binary_files - binary_before
-        passed = f"{skipped:,} files there are archives or not text" if skipped else ""
+        not_text = _("{n:,} files there are archives or not text")
+        passed = not_text.format(n=skipped) if skipped else ""
         if tally.outside_links:
             passed = "\n".join(filter(None, [passed, tally.links_note()]))
         raise UserError(
-            f"no text in the folder {folder}",
-            passed or "it is empty",
-            "give .txt, .jsonl or .parquet files (also .gz or .zst), or folders of them",
+            _("no text in the folder {folder}").format(folder=folder),
+            passed or _("it is empty"),
+            _("give .txt, .jsonl or .parquet files (also .gz or .zst), or folders of them"),
         )
     return files
 
@@ -244,9 +257,11 @@ def _stdlib_files() -> list[SourceFile]:
     ]
     if sum(file.size for file in files) < _STDLIB_LEAST_BYTES:
         raise UserError(
-            "this Python comes without the sources of its standard library",
-            f"looked under {root} (Python {sys.version.split()[0]}): zipped, or compiled files only",
-            "give a text file instead: onecard prepare FILE.txt",
+            _("this Python comes without the sources of its standard library"),
+            _("looked under {root} (Python {version}): zipped, or compiled files only").format(
+                root=root, version=sys.version.split()[0]
+            ),
+            _("give a text file instead: onecard prepare FILE.txt"),
         )
     return files
 
@@ -314,14 +329,16 @@ def _missing(path: Path) -> UserError:
         path.name, [*(entry.name for entry in parent.iterdir()), STDLIB, *NAMES], n=3
     )
     return UserError(
-        f"there is no file or folder {path}, and no dataset of that name",
-        f"did you mean {', '.join(near)}?" if near else "",
-        f"onecard prepare FILES-OR-FOLDERS, or one of: {', '.join([*NAMES, STDLIB])}",
+        _("there is no file or folder {path}, and no dataset of that name").format(path=path),
+        _("did you mean {near}?").format(near=", ".join(near)) if near else "",
+        _("onecard prepare FILES-OR-FOLDERS, or one of: {names}").format(names=", ".join([*NAMES, STDLIB])),
     )
 
 
 def unreadable(path: Path, error: Exception) -> UserError:
-    return UserError(f"cannot read {path}", str(getattr(error, "strerror", None) or error))
+    return UserError(
+        _("cannot read {path}").format(path=path), str(getattr(error, "strerror", None) or error)
+    )
 
 
 @contextlib.contextmanager
@@ -340,9 +357,9 @@ def open_stream(file: SourceFile) -> Iterator[BinaryIO]:
     except (OSError, EOFError, zlib.error) as error:
         if file.compression and not isinstance(error, PermissionError | FileNotFoundError):
             raise BadFileError(
-                f"{file.path} is damaged: it could not be decompressed",
+                _("{path} is damaged: it could not be decompressed").format(path=file.path),
                 str(error).partition("\n")[0] or type(error).__name__,
-                "it may be cut short: fetch it again, and compare its size with the original",
+                _("it may be cut short: fetch it again, and compare its size with the original"),
             ) from error
         raise unreadable(file.path, error) from error
 
@@ -351,7 +368,7 @@ def _zstd_stream(path: Path) -> Any:
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise missing_package("pyarrow", "train", "reading .zst files") from error
+        raise missing_package("pyarrow", "train", _("reading .zst files")) from error
     return pa.input_stream(str(path), compression="zstd")
 
 

@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import time
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -26,7 +27,7 @@ from onecard.data.meta import JOURNAL_NAME, META_SCHEMA, SPLITS, Split
 from onecard.data.prepare.parquet import UNPACKED
 from onecard.data.prepare.room import Room
 from onecard.data.prepare.sources import Tally
-from onecard.data.tokenizer import from_facts
+from onecard.data.tokenizer import CharTokenizer, from_facts
 from onecard.errors import UserError
 from onecard.files import (
     DATA_JSON_BYTES,
@@ -34,14 +35,17 @@ from onecard.files import (
     exclusive_lock,
     flush_to_disk,
     load_json,
+    temporary_beside,
     write_json,
 )
+from onecard.language import _
 
 # How what is held out was chosen.
 BY_HASH = "by document hash"
 BY_TAIL = "tail of the only document"
 LOCK_NAME = ".prepare.lock"
 TOKENIZER_NAME = "tokenizer.json"
+CHARACTERS_NAME = "meta.pkl"
 PARTIAL = ".partial"
 # Between two commits: what a kill can cost.
 COMMIT_SECONDS = 5.0
@@ -173,8 +177,10 @@ class DatasetWriter:
         self._committed_at = time.monotonic()
         if used_up:
             raise self._room.used_up(
-                f"{self.folder} could not be finished; the {meta['tokens']:,} tokens so far are kept",
-                "make room, or ask for fewer --tokens, and run the same command again: it continues",
+                _("{folder} could not be finished; the {n:,} tokens so far are kept").format(
+                    folder=self.folder, n=meta["tokens"]
+                ),
+                _("make room, or ask for fewer --tokens, and run the same command again: it continues"),
             )
 
     def finish(self, meta: dict[str, Any]) -> None:
@@ -189,7 +195,7 @@ class DatasetWriter:
             raise cannot_write(self.folder, error) from error
 
     def close(self) -> None:
-        """Without finishing. What could not be written has been told, or is not needed."""
+        """Without finishing. What could not be written has been reported, or is not needed."""
         for writer in self._splits.values():
             with contextlib.suppress(OSError):
                 writer.close()
@@ -268,7 +274,7 @@ def complete(folder: Path, journal: dict[str, Any]) -> None:
             partial = folder / f"{split}.bin{PARTIAL}"
             if partial.exists():
                 partial.replace(folder / f"{split}.bin")
-        _write_tokenizer(folder, journal["meta"]["tokenizer"])
+        _write_for_others(folder, journal["meta"]["tokenizer"])
         flush_to_disk(folder)
     # After the bins: it counts their tokens, so a reader notices a mix.
     write_json(folder / "meta.json", journal["meta"])
@@ -277,21 +283,36 @@ def complete(folder: Path, journal: dict[str, Any]) -> None:
     flush_to_disk(folder)
 
 
-def _write_tokenizer(folder: Path, facts: dict[str, Any]) -> None:
-    """A learned tokenizer beside its data, in the form other programs read; onecard reads meta.json."""
-    path = folder / TOKENIZER_NAME
+def _write_for_others(folder: Path, facts: dict[str, Any]) -> None:
+    """The tokenizer as other programs read it beside its data; onecard reads meta.json."""
     try:
         before = load_json(folder / "meta.json", DATA_JSON_BYTES)["tokenizer"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
         before = None
-    if path.exists() and before != "bpe":
-        return  # somebody else's: the text may lie in the same folder
-    if facts["name"] != "bpe":
-        path.unlink(missing_ok=True)
-        return
-    tokenizer = from_facts(facts)
-    assert isinstance(tokenizer, BpeTokenizer)
-    write_json(path, json.loads(tokenizer.tokenizer_json()))
+    for name, kind in ((TOKENIZER_NAME, "bpe"), (CHARACTERS_NAME, "char")):
+        path = folder / name
+        if path.exists() and before != kind:
+            continue  # somebody else's: the text may lie in the same folder
+        if facts["name"] != kind:
+            path.unlink(missing_ok=True)
+            continue
+        tokenizer = from_facts(facts)
+        if isinstance(tokenizer, BpeTokenizer):
+            write_json(path, json.loads(tokenizer.tokenizer_json()))
+        elif isinstance(tokenizer, CharTokenizer):
+            _write_characters(path, tokenizer.characters)
+
+
+def _write_characters(path: Path, characters: str) -> None:
+    """nanoGPT's meta.pkl: numbers and strings alone, which unpickling cannot turn into anything else."""
+    content = {
+        "vocab_size": len(characters),
+        "itos": dict(enumerate(characters)),
+        "stoi": {character: number for number, character in enumerate(characters)},
+    }
+    temporary = temporary_beside(path)
+    temporary.write_bytes(pickle.dumps(content, protocol=4))
+    temporary.replace(path)
 
 
 def discard(folder: Path) -> None:
@@ -328,9 +349,8 @@ class LockedFolder:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = exclusive_lock(folder / LOCK_NAME)
         except AlreadyLockedError:
-            raise UserError(
-                f"another onecard prepare is writing {folder}", hint="wait for it, or choose another --name"
-            ) from None
+            what = _("another onecard prepare is writing {folder}").format(folder=folder)
+            raise UserError(what, hint=_("wait for it, or choose another --name")) from None
         except OSError as error:
             raise cannot_write(folder, error) from error
 
@@ -349,8 +369,8 @@ class LockedFolder:
 def cannot_write(folder: Path, error: OSError) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
-            f"the disk is full: {folder} could not be finished",
-            "what .prepare.json there counts is kept; an earlier version of the dataset is untouched",
-            "make room and run the same command again: it continues",
+            _("the disk is full: {folder} could not be finished").format(folder=folder),
+            _("what .prepare.json there counts is kept; an earlier version of the dataset is untouched"),
+            _("make room and run the same command again: it continues"),
         )
-    return UserError(f"cannot write {folder}", str(error.strerror or error))
+    return UserError(_("cannot write {path}").format(path=folder), str(error.strerror or error))
