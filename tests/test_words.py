@@ -29,10 +29,9 @@ BANNED = {
 _PATTERNS = {
     re.compile(rf"(?<![^\W_])({pattern})(?![^\W_])", re.IGNORECASE): said for pattern, said in BANNED.items()
 }
-# Rooms whose names and messages follow the glossary.
 ROOMS = (
-    "cli", "config", "convert", "data", "errors", "files", "generate", "language", "plan", "report", "run",
-    "terminal", "train",
+    "arch", "cli", "config", "convert", "data", "errors", "files", "generate", "hardware", "language", "model",
+    "optim", "plan", "report", "run", "terminal", "train",
 )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def all_cards() -> tuple[Card, ...]:
 def _card_from_table(table: dict[str, Any]) -> Card:
     fields = dict(table)
     if "compute_capability" in fields:
-        # A string in the file: as a number, 12.0 and a future 12.10 could not be told apart from 12 and 12.1.
+        # A string in the file: as a number, 12.0 and a future 12.10 would be the same as 12 and 12.1.
         major, minor = fields["compute_capability"].split(".")
         fields["compute_capability"] = (int(major), int(minor))
     fields["aliases"] = tuple(fields.get("aliases", ()))

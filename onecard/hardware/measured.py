@@ -203,7 +203,7 @@ def _interpolated(points: Sequence[tuple[tuple[int, ...], float]], at: tuple[int
         return on_level(below)
     low, high = on_level(below), on_level(above)
     share = math.log(first / below) / math.log(above / below)
-    # Rounding must not carry the result past its neighbours.
+    # Rounding must not carry the result past the rows on either side.
     return min(max(low + share * (high - low), min(low, high)), max(low, high))
 
 

@@ -233,7 +233,7 @@ def _show_best(answer: Answer, found: Largest, console: Console) -> None:
         console.print(f"[dim]{share}[/dim]", highlight=False)
     console.print(f"[dim]{first.loss.basis}[/dim]")
     if first.not_distinguishable:
-        console.print(_("The first rows cannot be told apart: the smaller one is cheaper to use."))
+        console.print(_("The first rows cannot be distinguished: the smaller one is cheaper to use."))
     return None
 
 

@@ -86,7 +86,7 @@ def _gib_or_mib(size: int) -> str:
 
 
 def _where(confined: Confined) -> str:
-    """As PyTorch's own error tells it."""
+    """As PyTorch's own error has it."""
     failed = confined.ran_out
     assert failed is not None
     values = {
