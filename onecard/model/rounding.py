@@ -25,7 +25,7 @@ def accumulate_bf16_(accumulator: Tensor, addend: Tensor, key: Tensor, first: Te
 
 
 def round_to_bf16(x: Tensor, noise: Tensor) -> Tensor:
-    """fp32 to bf16, to one of the two nearest values, so that the mean over noise is x. Uses the low 16 bits."""
+    """fp32 to bf16, to one of the two nearest, so that the mean over noise is x. Uses the low 16 bits."""
     # bf16 is the upper half of an fp32. Noise added to the lower half carries into the upper one with the
     # probability of the fraction that is cut off, away from zero for either sign.
     carried = (x.view(torch.int32) + (noise & 0xFFFF)) & -0x10000

@@ -190,8 +190,9 @@ class Answer:
 def beats(one: Choice, other: Choice, *, plain: bool = False) -> bool:
     """Does one leave no reason to run the other?
 
-    Because it is as fast, within what can be distinguished, and no worse in memory of the card, host memory and
-    exactness; or because it is faster in about as much memory of the card, unless the other is a plain one.
+    Because it is as fast, within what can be distinguished, and no worse in memory of the card, in host
+    memory and in exactness; or because it is faster in about as much memory of the card, unless the other is a
+    plain one.
     """
     if one.setting.exact < other.setting.exact:
         return False

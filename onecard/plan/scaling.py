@@ -233,7 +233,7 @@ def best_for_tokens(
 ) -> list[RankedModel]:
     """(parameters, tokens the budget allows them) by expected loss, the best first.
 
-    Whoever's middle lies inside the best one's range cannot be distinguished from it, and neither can the best then.
+    Whoever's middle lies inside the best one's range is as good as it, and then the best is no better either.
     """
     ranked = []
     for parameters, tokens in options:
