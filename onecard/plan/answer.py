@@ -191,8 +191,8 @@ def beats(one: Choice, other: Choice, *, plain: bool = False) -> bool:
     """Does one leave no reason to run the other?
 
     Because it is as fast, within what can be distinguished, and no worse in memory of the card, in host
-    memory and in exactness; or because it is faster in about as much memory of the card, unless the other is a
-    plain one.
+    memory and in exactness. Or because it is faster in about as much memory of the card, unless the other is
+    a plain one.
     """
     if one.setting.exact < other.setting.exact:
         return False
