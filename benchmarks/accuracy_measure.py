@@ -43,7 +43,7 @@ from onecard.data.prefetch import Prefetcher
 from onecard.hardware.bench_sizes import CARD_SIZES, CPU_SIZES
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim.rules import Rates
 from onecard.optim.schedule import rates as rates_at
 from onecard.plan.search import Question

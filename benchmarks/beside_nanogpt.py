@@ -35,7 +35,7 @@ def our_step(options: argparse.Namespace) -> Any:
     from onecard.model.attention import fastest_kernel
     from onecard.model.gpt2 import GPT2
     from onecard.optim.rules import Rates
-    from onecard.train.step import Stepper
+    from onecard.train.step import StepOptions, Stepper
 
     torch.set_float32_matmul_precision("high")
     shape = _shape(options)
@@ -45,7 +45,7 @@ def our_step(options: argparse.Namespace) -> Any:
     )
     model.compile_parts()
     stepper = Stepper(
-        model, device="cuda", dtype="bfloat16", dropout=options.dropout, grad_clip=1.0, compiled=True
+        model, device="cuda", dtype="bfloat16", options=StepOptions(dropout=options.dropout, compiled=True)
     )
     ids = torch.zeros(options.batch, dtype=torch.int64, device="cuda")
 

@@ -177,7 +177,7 @@ def inject_jobs(options: argparse.Namespace) -> dict[str, Job]:
 
 def inject(options: argparse.Namespace, kind: str) -> Row:
     """Steps of one micro-batch as the config stands; no recorded graphs, in which nothing can be raised."""
-    from onecard.train import fit, parking
+    from onecard.train import fit, retries
 
     steps = MUON_STEPS if kind == MUON else options.inject_steps
     more = ["--log_interval=1", f"--eval_interval={steps // 10}", "--always_save_checkpoint=True",
@@ -195,7 +195,7 @@ def inject(options: argparse.Namespace, kind: str) -> Row:
     )
     if kind == "same setting":
         setattr(fit.Fit, "down", lambda self, step, allocator=None: self.setting)  # noqa: B010
-        setattr(parking, "_WAIT", 0.0)  # noqa: B010 - nobody holds memory that could come back
+        setattr(retries, "_WAIT", 0.0)  # noqa: B010 - nobody holds memory that could come back
     row = watched.go()
     del row["step_seconds"]
     if injector is not None:

@@ -133,7 +133,7 @@ def start_jobs(options: argparse.Namespace) -> dict[str, Job]:
 
 def start(options: argparse.Namespace, cap: float | None) -> Row:
     """Seconds of all that is there because of the fit: asking for memory, predicting, choosing, probing."""
-    from onecard.train import engine, probe, refit, saving
+    from onecard.train import engine, probes, refit, saving
     from onecard.train import start as start_module
 
     took: dict[str, float] = {}
@@ -154,9 +154,9 @@ def start(options: argparse.Namespace, cap: float | None) -> Row:
         pretend_memory(lambda: cap * GIB)
     timed(start_module, "choose_kernel")
     timed(start_module, "make_room")
-    for name in ("cap_memory", "open_fit", "told_at_start"):
+    for name in ("cap_memory", "open_fit", "setting_notes"):
         timed(engine, name)
-    more_parts = (saving, "plan_of"), (refit, "look_at"), (probe, "_sampling"), (probe, "_checkpoint")
+    more_parts = (saving, "plan_of"), (refit, "look_at"), (probes, "_sampling"), (probes, "_checkpoint")
     for owner, name in more_parts:
         timed(owner, name)
     more = [] if cap is None or options.tiny else [f"--vram_limit={cap + 0.75}"]

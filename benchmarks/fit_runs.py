@@ -135,7 +135,7 @@ def caps_of(options: argparse.Namespace) -> dict[str, float]:
 
 def pretend_memory(allocator: Callable[[], float]) -> None:
     """Without a card: the trainer decides as if it had one with so many bytes for tensors."""
-    from onecard.train import engine, parking
+    from onecard.train import engine, host_copy
     from onecard.train.first_setting import open_fit, process_bytes
 
     def told(question: Any, *, on_card: bool) -> Any:
@@ -144,7 +144,7 @@ def pretend_memory(allocator: Callable[[], float]) -> None:
         return open_fit(asked, on_card=True)
 
     setattr(engine, "open_fit", told)  # noqa: B010 - for mypy
-    setattr(parking, "allocator_bytes", lambda *arguments: allocator())  # noqa: B010
+    setattr(host_copy, "allocator_bytes", lambda *arguments: allocator())  # noqa: B010
 
 
 class Watched:

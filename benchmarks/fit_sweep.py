@@ -102,7 +102,7 @@ def sweep(options: argparse.Namespace, size: int) -> Row:
 
     def begin(choice: Any) -> Any:
         model.use_weights({name: tensor.clone() for name, tensor in weights.items()})
-        model.forget_totals()
+        model.forget_accumulators()
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
@@ -181,8 +181,8 @@ def under_cap(options: argparse.Namespace, cap: float, choice: Any, stepper: Any
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(cap * GIB / torch.cuda.mem_get_info()[1])
     try:
-        room, compiled = there.has_room_to_record, stepper.model.compiled
-        stepper.record(engine.graphs_of(config, setting, options.device, compiled=compiled, room=room))
+        room, compiled = there.has_room_to_capture, stepper.model.compiled
+        stepper.use_graphs(engine.graphs_of(config, setting, options.device, compiled=compiled, room=room))
         told["tokens_per_s"] = measured_speed(stepper, new_batches, config, options.sweep_steps)
         told["ran"] = True
     except Exception as error:

@@ -55,7 +55,7 @@ class Injector:
                 for _ in range(count - together + 1)
             ]
             self.due[place] = sorted([drawn[0]] * (together - 1) + drawn)
-        # A layer in the middle: some of the gradients have been added to their totals by then, others not.
+        # A layer in the middle: by then some gradients have been added to their accumulators, others not.
         self._wrap(LayerRun, "backward", BETWEEN_LAYERS, lambda run, *_: run.number == _middle(watched))
         self._wrap(Decoder, "loss_sum", "forward", lambda *_, scale=None, **__: scale is not None)
         for owner in (Decoder, *_subclasses(Decoder)):
@@ -94,7 +94,7 @@ class Injector:
 
     def _watch_arrivals(self) -> None:
         """Autograd's engine stands between a layer and the loop: it must not make something else of them."""
-        from onecard.train import memory, parking
+        from onecard.train import memory, retries
         from onecard.train.refit import Refit
 
         plain, plain_forget = Refit.after, memory.forget
@@ -112,7 +112,7 @@ class Injector:
             plain_forget(error)
 
         setattr(Refit, "after", after)  # noqa: B010
-        setattr(parking, "forget", forget)  # noqa: B010
+        setattr(retries, "forget", forget)  # noqa: B010
 
 
 def _middle(watched: Watched) -> int:

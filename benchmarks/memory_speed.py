@@ -154,9 +154,9 @@ def onecard_step(case: Case) -> Step:
     from onecard.data.prefetch import Micro
     from onecard.model.attention import fastest_kernel
     from onecard.model.gpt2 import GPT2
-    from onecard.optim.held import Storage
+    from onecard.optim.region_buffers import Storage
     from onecard.optim.rules import Rates
-    from onecard.train.step import Stepper
+    from onecard.train.step import StepOptions, Stepper
 
     torch.set_float32_matmul_precision("high")
     shape = GPT2Shape(case.n_layer, case.n_head, case.n_embd, case.vocab, case.block, False)
@@ -170,9 +170,12 @@ def onecard_step(case: Case) -> Step:
         model.compile_parts()
     storage = Storage(*(case.settings[k] for k in ("master_weights", "optim_states", "offload")))
     stepper = Stepper(
-        model, device=case.device, dtype="bfloat16", dropout=0.0, grad_clip=1.0, storage=storage,
-        compiled=case.compile, graphs=case.settings["graphs"] and case.device == "cuda",
-    )  # fmt: skip
+        model,
+        device=case.device,
+        dtype="bfloat16",
+        storage=storage,
+        options=StepOptions(compiled=case.compile, graphs=case.settings["graphs"] and case.device == "cuda"),
+    )
     ids = torch.zeros(case.batch, dtype=torch.int64, device=case.device)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:

@@ -5,7 +5,7 @@
 nanoGPT's train.py runs as it is, in this process, on a small data set written here. Its GPT.forward
 is wrapped to note the first weights, every training batch and every loss in full precision. Then
 onecard's Stepper gets the same weights and batches, once for every way in which a step may be computed
-(what is recomputed, how the loss is chunked, where masters and totals live). The fixture lets a test
+(what is recomputed, how the loss is chunked, where masters and accumulators are). The fixture lets a test
 repeat our half without nanoGPT.
 """
 
@@ -33,11 +33,11 @@ from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
 from onecard.data.prefetch import Micro
 from onecard.model.gpt2 import GPT2
-from onecard.optim.held import Storage
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 VOCAB = 64
 SETTINGS = {
@@ -114,10 +114,9 @@ def run_onecard(noted: dict[str, Any], config: RunConfig, way: tuple[str, int, s
         model,
         device="cpu",
         dtype="float32",
-        dropout=0.0,
-        grad_clip=config.grad_clip,
         rules=adamw_for_all((config.beta1, config.beta2), config.weight_decay),
         storage=Storage(offload=place),
+        options=StepOptions(grad_clip=config.grad_clip),
     )
     losses = []
     accumulation = config.gradient_accumulation_steps

@@ -1,7 +1,7 @@
-"""The one kind of error a person may cause, and how it is shown. And the end that a person insists on.
+"""UserError, the one kind of error a person may cause, and how it is shown.
 
-Everything a user can get wrong ends in a UserError: what happened, why, and a hint with the
-command that helps. Anything else that escapes is a bug in onecard and keeps its traceback.
+All that a person can get wrong ends in a UserError: what happened, why, and a hint with the command that
+helps. Anything else that escapes is a bug in onecard and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from onecard.language import _
 from onecard.terminal import visible
 
 
 class UserError(Exception):
-    """A mistake or a circumstance outside onecard, told so that a person can act on it."""
+    """A mistake or a circumstance outside onecard, in words that a person can act on, in his language."""
 
     def __init__(self, what: str, why: str = "", hint: str = "", *, exit_code: int = 2) -> None:
         """exit_code 2: wrong use; 1: nothing was used wrongly, but the answer is no."""
@@ -27,12 +28,13 @@ class UserError(Exception):
     def __str__(self) -> str:
         """Readable without colour: `error:` what, why indented under it, `hint:` last."""
         # A file's name may hold line breaks: what happened is one line.
-        lines = ["error: " + visible(self.what).replace("\n", "\\n")]
+        lines = [_("error:") + " " + visible(self.what).replace("\n", "\\n")]
         if self.why:
             lines += ["  " + line for line in visible(self.why).splitlines()]
         if self.hint:
+            label = _("hint:")
             first, *rest = visible(self.hint).splitlines()
-            lines += [f"hint: {first}"] + ["      " + line for line in rest]
+            lines += [f"{label} {first}"] + [" " * (len(label) + 1) + line for line in rest]
         return "\n".join(lines)
 
 
@@ -50,16 +52,15 @@ def install_command(extra: str) -> str:
     if not (root / "pyproject.toml").is_file():
         return f"pip install 'onecard[{extra}]'"
     if (root / ".venv").is_dir() and not sys.prefix.startswith(str(root)):
-        return f"use the clone's own Python: . {root / '.venv' / 'bin' / 'activate'}"
+        command = f". {root / '.venv' / 'bin' / 'activate'}"
+        return _("use the clone's own Python: {command}").format(command=command)
     return f"pip install -e '{root}[{extra}]'"
 
 
 def missing_package(package: str, extra: str, needed_for: str) -> UserError:
-    """The base install is torch-free; say which extra brings the missing package."""
-    return UserError(
-        f"{needed_for} needs the package '{package}', which is not installed",
-        hint=install_command(extra),
-    )
+    """The base install is torch-free; the hint names the extra that brings the missing package."""
+    what = _("{task} needs the package '{package}', which is not installed")
+    return UserError(what.format(task=needed_for, package=package), hint=install_command(extra))
 
 
 def need_package(package: str, extra: str, needed_for: str) -> None:

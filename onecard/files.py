@@ -123,12 +123,15 @@ def flush_to_disk(path: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
     """Atomically: a reader sees the old file or the new one, never a part."""
     temporary = path.with_name(path.name + ".part")
     temporary.unlink(missing_ok=True)  # a link or a FIFO of that name must not be written through
     with temporary.open("x", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import gettext
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -66,7 +66,7 @@ _SWAPPED = str.maketrans(",.", ".,")
 def number(value: float, form: str) -> str:
     """A number as the language writes it; `form` is Python's, such as ",.1f"."""
     text = format(value, form)
-    return text if wanted_language() == "en" else text.translate(_SWAPPED)
+    return text if wanted_language() == "en" else _Sentence(text.translate(_SWAPPED), text)
 
 
 class _Number(float):
@@ -77,22 +77,34 @@ class _Number(float):
 
 
 class _Sentence(str):
-    """A translated sentence: the numbers put into it are written as its language does."""
+    """A translated sentence, with its English. Numbers put into it are written as its language does."""
 
-    __slots__ = ()
+    english: str
+
+    def __new__(cls, text: str, english: str = "") -> _Sentence:
+        sentence = super().__new__(cls, text)
+        sentence.english = english
+        return sentence
 
     def format(self, *values: object, **named: object) -> str:
-        return super().format(*map(_local, values), **{name: _local(value) for name, value in named.items()})
+        text = super().format(*map(_local, values), **{name: _local(value) for name, value in named.items()})
+        in_english = {name: english_of(value) for name, value in named.items()}
+        return _Sentence(text, self.english.format(*map(english_of, values), **in_english))
 
 
 def _local(value: object) -> object:
     return _Number(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def english_of(value: object) -> object:
+    """A sentence as the code has it, for logs on disk, which stay English; any other value as it is."""
+    return value.english if isinstance(value, _Sentence) else value
+
+
 def _(text: str) -> str:
     """This sentence in the reader's language. Values go in afterwards: _("{n} days").format(n=3)."""
     language = wanted_language()
-    return text if language == "en" else _Sentence(_catalogue(language).gettext(text))
+    return text if language == "en" else _Sentence(_catalogue(language).gettext(text), text)
 
 
 def N_(text: str) -> str:  # noqa: N802 - gettext's own name
@@ -102,4 +114,11 @@ def N_(text: str) -> str:  # noqa: N802 - gettext's own name
 
 def ngettext(one: str, many: str, count: int) -> str:
     """The same where the number decides between two forms."""
-    return _Sentence(_catalogue(wanted_language()).ngettext(one, many, count))
+    translated = _catalogue(wanted_language()).ngettext(one, many, count)
+    return _Sentence(translated, one if count == 1 else many)
+
+
+def joined(parts: Iterable[str], separator: str = ", ") -> str:
+    """Sentences one after the other, with their English."""
+    parts = list(parts)
+    return _Sentence(separator.join(parts), separator.join(str(english_of(part)) for part in parts))

@@ -44,6 +44,12 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
+def without_a_users_config(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody has told `onecard config` on this machine is not read, and not written."""
+    monkeypatch.setenv("ONECARD_CONFIG", str(tmp_path_factory.getbasetemp() / "none" / "config.toml"))
+
+
+@pytest.fixture(autouse=True)
 def as_wide_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs several tests at a time tells each how wide his own terminal is."""
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -63,7 +69,7 @@ def little_garbage() -> Iterator[None]:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder with a small learnable data set, as nanoGPT's commands expect."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onecard.train.parking._WAIT", 0.0)  # seconds in which others may give memory back
+    monkeypatch.setattr("onecard.train.retries._WAIT", 0.0)  # seconds in which others may give memory back
     write_bins(tmp_path / "data" / "tiny", train=6_000, val=1_500)
     return tmp_path
 

@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top of the house to the bottom: a room may import its own modules and rooms above it.
 ROOMS = (
-    "terminal", "errors", "language", "files", "arch", "config", "hardware", "plan", "data", "model", "optim",
+    "terminal", "language", "errors", "files", "arch", "config", "hardware", "plan", "data", "model", "optim",
     "convert", "run", "generate", "train", "report", "doctor", "ui", "cli",
 )  # fmt: skip
 FREE = ("__init__", "__main__")

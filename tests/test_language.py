@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import gettext
 import importlib.util
 import json
 import os
@@ -22,12 +24,15 @@ from onecard import language
 from onecard.arch.layout import Setting
 from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.cli import main
-from onecard.language import _, english, ngettext, wanted_language
-from onecard.plan.bill import host_lines, training_bill
+from onecard.errors import UserError
+from onecard.language import _, english, english_of, ngettext, wanted_language
+from onecard.plan.bill import Facts, host_lines, training_bill
 from onecard.plan.others import nanogpt_step
 from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.search import Question, by_kind, settings, stages
-from onecard.plan.show import grouped, names_to_translate, way_name
+from onecard.plan.show import grouped, setting_name
+from onecard.run.directory import RunDirectory
+from onecard.run.metrics import Recorder
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ("ONECARD_LANG", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
@@ -171,7 +176,8 @@ def test_translations_keep_what_is_not_language(tool: ModuleType, name: str) -> 
             assert said[:1].isspace() == translated[:1].isspace()
             assert said[-1].isspace() == translated[-1].isspace()
             assert (said[-1] in ".?:") == (translated[-1] in ".?:"), said
-            assert "[" not in translated  # rich would read it as a colour
+            in_brackets = [re.findall(r"\[[^]]*\]", text) for text in (said, translated)]
+            assert in_brackets[0] == in_brackets[1]  # rich would read others as a colour
 
 
 def placeholders(text: str) -> list[tuple[str, str | None, str | None]]:
@@ -215,21 +221,10 @@ def _translates_literal(node: ast.AST) -> bool:
 # --- names that are keys elsewhere --------------------------------------------------------------
 
 
-def test_every_name_a_bill_may_write_can_be_translated() -> None:
-    """By what the sources say: first arguments of lines and moments, and the names of offloaded lines."""
-    written = set()
-    for module in ("standing", "activations", "bill", "others/nanogpt"):
-        tree = ast.parse((ROOT / "onecard" / "plan" / f"{module}.py").read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in ("Line", "Moment", "_wide")
-                and isinstance(node.args[0], ast.Constant)
-            ):
-                written.add(node.args[0].value)
-    assert len(written) > 30
-    assert written - set(names_to_translate()) == set()
+def translated() -> set[str]:
+    """Names that have translations in all languages."""
+    catalogues = [gettext.translation("onecard", language.CATALOGUES, [other]) for other in OTHERS]
+    return set.intersection(*({k for k, v in c._catalog.items() if v} for c in catalogues))  # type: ignore[attr-defined]
 
 
 SHAPES: tuple[Shape, ...] = (
@@ -241,15 +236,15 @@ SHAPES: tuple[Shape, ...] = (
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.arch)
 def test_every_line_of_a_bill_can_be_translated_and_has_a_place_in_the_bar(shape: Shape) -> None:
-    known, moments = set(names_to_translate()), set()
+    known, moments = translated(), set()
     for micro, chunk, recompute, offload, masters, compiled, graphs, dropout, sampled, evaluated in product(
         (1, 8), (128, 8), ("none", "mlp", "block"), ("none", "optimizer", "gradients"), ("fp32", "bf16"),
         (True, False), (True, False), (0.0, 0.1), (0, 64), (1, 64),
     ):  # fmt: skip
         setting = Setting(micro, chunk, recompute, offload, masters, "fp32", compiled, graphs)
         bill = training_bill(
-            shape, setting, by_muon=graphs, dropout=dropout, sample_tokens=sampled,
-            evaluation_sequences=evaluated,
+            shape, setting, facts=Facts(by_muon=graphs, dropout=dropout, sample_tokens=sampled,
+            evaluation_sequences=evaluated),
         )  # fmt: skip
         moments.add(bill.worst.name)
         lines = (*bill.all_lines(), *host_lines(bill))
@@ -261,7 +256,7 @@ def test_every_line_of_a_bill_can_be_translated_and_has_a_place_in_the_bar(shape
 
 
 def test_every_line_of_nanogpts_bill_can_be_translated() -> None:
-    known = set(names_to_translate())
+    known = translated()
     names = {v for k, v in vars(nanogpt_step).items() if k.isupper() and isinstance(v, str)}
     assert len(names) == 28
     assert names <= known
@@ -271,7 +266,7 @@ def test_every_line_of_nanogpts_bill_can_be_translated() -> None:
         assert {bill.moment, *(line.name for line in bill.lines)} <= known
 
 
-def test_every_way_and_stage_is_named_in_the_readers_language(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_and_stage_is_named_in_the_readers_language(monkeypatch: pytest.MonkeyPatch) -> None:
     from onecard.config.run import RunConfig
     from onecard.hardware.cards import find_card
     from onecard.plan.rates import rates_of
@@ -288,11 +283,11 @@ def test_every_way_and_stage_is_named_in_the_readers_language(monkeypatch: pytes
             names |= {name for name, _choice in stages(question, question.answer(setting))}
     assert {"start", "compile", "micro-batch 8", "nothing computed twice", "loss chunk 4,096"} <= names
     monkeypatch.setenv("ONECARD_LANG", "en")
-    assert {way_name(name) for name in names} == names
+    assert {setting_name(name) for name in names} == names
     for other in OTHERS:
         monkeypatch.setenv("ONECARD_LANG", other)
         for name in names:
-            for part, said in zip(name.split(", "), way_name(name).split(", "), strict=True):
+            for part, said in zip(name.split(", "), setting_name(name).split(", "), strict=True):
                 assert part != said
                 figures = [figure.replace(",", ".") for figure in re.findall(r"[\d,]+$", part)]
                 assert figures == re.findall(r"[\d.,]+$", said)
@@ -308,19 +303,19 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 PLAN = ("plan", "--gpu=4070", "--max_iters=100", "--warmup_iters=10")
 WORDS = {
-    "en": ("It fits", "optimizer states", "Ways to run it", "exact, offload optimizer", "turn on",
+    "en": ("Fits: ", "optimizer states", "Settings, predicted", "exact, offload optimizer", "turn on",
            "tokens a step"),
-    "es": ("Cabe tal como está", "estados del optimizador", "Formas de ejecutarlo",
+    "es": ("Cabe: ", "estados del optimizador", "Ajustes, previsto",
            "exacto, descarga (optimizer)", "activar", "tokens por paso"),
-    "de": ("Es passt", "Zustände des Optimizers", "Mögliche Varianten", "exakt, Auslagerung (optimizer)",
-           "einschalten", "Tokens pro Schritt"),
+    "de": ("Passt: ", "Zustände des Optimizers", "Einstellungen, vorhergesagt",
+           "exakt, Auslagerung (optimizer)", "einschalten", "Tokens pro Schritt"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_plan_speaks(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("ONECARD_LANG", name)
-    text = told(capsys, *PLAN, "--compare", "--stages")
+    text = told(capsys, *PLAN, "--compare", "--stages", "--memory")
     for other, words in WORDS.items():
         assert all((word in text) is (other == name) for word in words), other
 
@@ -329,7 +324,11 @@ def test_plan_speaks(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "spanish", "german"),
     [
-        (("--as=nanogpt",), ("compilado", "las dos medias de AdamW"), ("kompiliert", "Mittelwerte")),
+        (
+            ("--as=nanogpt", "--memory"),
+            ("compilado", "las dos medias de AdamW"),
+            ("kompiliert", "Mittelwerte"),
+        ),
         (("--largest",), ("El modelo más grande", "pocos bits"), ("Das größte Modell", "Low-Bit")),
     ],
 )
@@ -371,20 +370,130 @@ def test_eta_speaks_to_people_and_not_to_programs(
         heads.append(told(capsys, *words))
         programs.append(without_times(told(capsys, *words, "--json")))
     assert "nanoGPT log: 15 lines" in heads[0] and "nanoGPT divides by" in heads[0]
-    assert "log de nanoGPT: 15 líneas" in heads[1] and "nanoGPT divide por" in heads[1]
+    assert "registro de nanoGPT: 15 líneas" in heads[1] and "nanoGPT divide por" in heads[1]
     assert "Log von nanoGPT: 15 Zeilen" in heads[2] and "nanoGPT teilt durch" in heads[2]
     assert "evaluations" not in heads[1] + heads[2] and "note:" not in heads[1] + heads[2]
     assert programs[0] == programs[1] == programs[2]
     assert "nanoGPT divides by" in programs[0] and json.loads(programs[0].replace(',\n "loss"', '"loss"'))
 
 
-@pytest.mark.parametrize(("name", "said"), [("es", "no lleva valor"), ("de", "nimmt keinen Wert")])
+@pytest.mark.parametrize(("name", "said"), [("es", "no hay ningún verbo"), ("de", "es gibt kein Verb")])
 def test_errors_speak(
     name: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ONECARD_LANG", name)
-    assert main(["plan", "--gpu=4070", "--compare=no"]) == 2
-    assert f"--compare {said}" in capsys.readouterr().err
+    assert main(["plam", "--gpu=4070"]) == 2
+    assert f"{said} 'plam'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [("en", ("error:", "hint:")), ("es", ("error:", "sugerencia:")), ("de", ("Fehler:", "Tipp:"))],
+)
+def test_labels_of_errors_speak(name: str, labels: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONECARD_LANG", name)
+    first, why, *hints = str(UserError("what", "why", "one\ntwo")).split("\n")
+    assert (first, why) == (f"{labels[0]} what", "  why")
+    assert hints == [f"{labels[1]} one", " " * len(f"{labels[1]} ") + "two"]
+
+
+def test_a_sentence_keeps_its_english_for_logs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ONECARD_LANG", "de")
+    inner = _("{name} is missing").format(name="state.json")
+    note = _("{path} is damaged ({why}): step {step:,} is used").format(path="out", why=inner, step=1000)
+    assert note == "out ist beschädigt (state.json fehlt): Schritt 1.000 wird benutzt"
+    wanted = "out is damaged (state.json is missing): step 1,000 is used"
+    assert english_of(note) == english_of(copy.deepcopy(note)) == wanted
+    directory = RunDirectory(tmp_path)
+    directory.samples.mkdir()
+    with Recorder(directory) as recorder:
+        recorder.event("note", text=note)
+        recorder.log(note)
+    assert json.loads(directory.events_path.read_text().splitlines()[-1])["text"] == wanted
+    assert directory.log_path.read_text() == wanted + "\n"
+
+
+# --- everything a person reads ------------------------------------------------------------------
+
+# Rooms in which every sentence of an error goes through gettext.
+SPEAKING = ("errors", "language", "run", "convert", "generate", "report", "config", "cli")
+# A command, or an assignment, is the same in every language.
+COMMAND = re.compile(r"(onecard|git|tail|python|pip|--[\w{])(?!.*(, |; |\(| or | works\b| lists\b))")
+ERRORS = {
+    "UserError",
+    "SaveError",
+    "DamagedConfigError",
+    "_DamagedError",
+    "TooLargeError",
+    "_CannotEvaluateError",
+}
+
+
+def untranslated(source: str) -> list[int]:
+    """Lines on which an error is given a sentence as a literal, or `_` something else than a literal."""
+    found = []
+    for call in ast.walk(ast.parse(source)):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            continue
+        if call.func.id in ("_", "N_", "ngettext"):
+            found += [call.lineno] * any(not _is_sentence(text) for text in call.args[:1])
+        elif call.func.id in ERRORS:
+            values = [*call.args, *(word.value for word in call.keywords)]
+            found += [part.lineno for value in values for part in _literals(value)]
+    return found
+
+
+def _is_sentence(node: ast.expr) -> bool:
+    """A literal; or a name that holds one marked with N_."""
+    return not isinstance(node, ast.JoinedStr | ast.BinOp)
+
+
+def _literals(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        text = node.value
+    elif isinstance(node, ast.JoinedStr):
+        text = "".join(str(p.value) if isinstance(p, ast.Constant) else "{}" for p in node.values)
+    else:
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.expr) and isinstance(node, ast.IfExp | ast.BoolOp | ast.BinOp):
+                yield from _literals(part)
+        return
+    # A word that is no name of a variable, and no command.
+    if " " in text and re.search(r"(?<!\w)[A-Za-z]{2,}(?!\w)", text) and not COMMAND.match(text):
+        yield node
+
+
+@pytest.mark.parametrize("room", SPEAKING)
+def test_every_sentence_of_an_error_can_be_translated(room: str) -> None:
+    place = ROOT / "onecard" / room
+    paths = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    assert paths
+    assert [(path.name, line) for path in paths for line in untranslated(path.read_text("utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'UserError("it is gone")', 'UserError(_("gone"), f"{path} is gone")',
+        'UserError(what, hint="try it again")',
+        'UserError("it is " + name)', 'UserError(_("gone"), "" if x else "not there")', '_(f"{n} days")',
+        'UserError(_("gone"), hint="--fresh, or another folder")',
+    ],
+)  # fmt: skip
+def test_the_check_of_errors_sees(source: str) -> None:
+    assert untranslated(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'UserError(_("it is gone"), str(error), f"onecard train --out_dir={path}")',
+        'UserError(_("a"), hint="--fresh")', 'UserError(_("a"), "batch_size × block_size")',
+        'UserError(_("{n} days").format(n=3), "a" if x else "")',
+    ],
+)  # fmt: skip
+def test_the_check_of_errors_leaves_commands_alone(source: str) -> None:
+    assert not untranslated(source)
 
 
 def test_a_terminal_without_accents_costs_characters_and_not_the_command(tmp_path: Path) -> None:
@@ -394,7 +503,7 @@ def test_a_terminal_without_accents_costs_characters_and_not_the_command(tmp_pat
         text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "Cabe tal como est?:" in done.stdout
+    assert "Previsto seg?n" in done.stdout
 
 
 def test_babel_is_not_needed_to_speak(tmp_path: Path) -> None:
@@ -407,4 +516,4 @@ def test_babel_is_not_needed_to_speak(tmp_path: Path) -> None:
         timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "Es passt" in done.stdout
+    assert "Passt: " in done.stdout

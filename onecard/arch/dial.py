@@ -1,8 +1,8 @@
 """nanochat's one dial: what follows from a depth, in both generations. No torch.
 
-2025 is the speedrun of October 2025 (d20, d32), 2026 what it had become a few months later. The figures
-are nanochat's; tokens, batch and learning rates of 2026 are tuned at depth 12 and carried over by its
-scaling rules.
+Generation 2025 is the speedrun of October 2025 (d20, d32); 2026 is nanochat a few months later. The figures
+are nanochat's own. Tokens, batch and learning rates of 2026 are tuned at depth 12; its scaling rules carry
+them over to other depths.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GENERATIONS = {
 
 
 def horizon(generation: int, depth: int, vocab_size: int) -> int:
-    """Tokens worth training for: per parameter, in 2026 of those that take part in matmuls."""
+    """Tokens to train for, from the parameters: all of them in 2025, those in matmuls in 2026."""
     this = GENERATIONS[generation]
     parts = this.shape.of_depth(depth, vocab_size, 2048).parameters_by_part()
     counted = parts.values() if generation == 2025 else [parts[k] for k in ("head", "attention", "mlp")]
@@ -56,7 +56,7 @@ def horizon(generation: int, depth: int, vocab_size: int) -> int:
 
 
 def tokens_per_step(generation: int, depth: int, vocab_size: int) -> int:
-    """2026: batches grow with the horizon as D^0.383 (arXiv 2505.13738), in powers of two."""
+    """Tokens per step. In 2026 they grow with the horizon as D^0.383 (arXiv 2505.13738), in powers of two."""
     if generation == 2025:
         return _REFERENCE_BATCH
     longer = horizon(generation, depth, vocab_size) / horizon(generation, _REFERENCE_DEPTH, vocab_size)
@@ -64,12 +64,12 @@ def tokens_per_step(generation: int, depth: int, vocab_size: int) -> int:
 
 
 def batch_lr_scale(generation: int, tokens_in_step: int) -> float:
-    """2026: learning rates grow with the root of the batch."""
+    """Factor of the learning rates. In 2026 they grow with the square root of the batch."""
     return 1.0 if generation == 2025 else math.sqrt(tokens_in_step / _REFERENCE_BATCH)
 
 
 def decay_scale(generation: int, depth: int, vocab_size: int, tokens_in_step: int) -> float:
-    """2026: the weights' memory stays the same part of the run (arXiv 2405.13698)."""
+    """Factor of the weight decay. In 2026 weights forget over the same share of a run (arXiv 2405.13698)."""
     if generation == 2025:
         return 1.0
     longer = horizon(generation, depth, vocab_size) / horizon(generation, _REFERENCE_DEPTH, vocab_size)
@@ -77,5 +77,5 @@ def decay_scale(generation: int, depth: int, vocab_size: int, tokens_in_step: in
 
 
 def width_lr_scale(n_embd: int) -> float:
-    """Embeddings and head of wider models learn more slowly; tuned at 768."""
+    """Factor of the embeddings' and head's learning rates: wider models learn more slowly; tuned at 768."""
     return math.sqrt(768 / n_embd)

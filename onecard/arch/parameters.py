@@ -1,7 +1,7 @@
 """The parameters of every architecture, tensor by tensor, without building it.
 
-`kind` is layers (matrices inside layers), embeddings (other matrices) or vectors (all the rest): how they
-are stored. `group` tells apart what learns by another rule and so has buffers of its own.
+`kind` says how a parameter is stored: layers (matrices inside layers), embeddings (other matrices) or vectors
+(all the rest). Parameters of one `group` learn by the same rule and share their buffers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Parameter:
 
     @cached_property
     def place(self) -> int:
-        """Elements it takes in a buffer."""
+        """Elements the parameter takes in a buffer, with the gap after it."""
         return -(-self.count // ALIGN) * ALIGN
 
     @property
@@ -37,14 +37,14 @@ class Parameter:
 
 
 def matrix_of(name: str, dims: Sequence[int]) -> tuple[int, int, int]:
-    """Parts, rows and columns as Muon sees them: queries, keys and values are packed, and three to it."""
+    """Parts, rows and columns as Muon sees them: packed queries, keys and values are three matrices."""
     parts = 3 if name.endswith("attn.c_attn.weight") else 1
     return parts, dims[0] // parts, dims[1]
 
 
 @lru_cache(maxsize=64)
 def parameters_of(shape: Shape) -> tuple[Parameter, ...]:
-    """In the model's own order."""
+    """All parameters in the model's own order."""
     if isinstance(shape, GPT2Shape):
         return tuple(_gpt2(shape))
     if isinstance(shape, NanochatShape):
@@ -55,7 +55,7 @@ def parameters_of(shape: Shape) -> tuple[Parameter, ...]:
 
 @lru_cache(maxsize=64)
 def groups_of(shape: Shape) -> tuple[tuple[Parameter, ...], ...]:
-    """What is stored in one set of buffers."""
+    """Parameters by group: those of one group are stored in one set of buffers."""
     groups: dict[str, list[Parameter]] = {}
     for parameter in parameters_of(shape):
         groups.setdefault(parameter.group, []).append(parameter)

@@ -1,7 +1,7 @@
-"""One record an architecture: what planning needs to know of its layers, counted or measured. No torch.
+"""One record per architecture: what planning needs to know of its layers, counted or measured. No torch.
 
 A new architecture brings a shape (shapes.py), its parameters (parameters.py), a model (model/) and a record.
-Tables by recompute have one figure for 'none', 'mlp' and 'block' each.
+Tables by recompute have one figure each for 'none', 'mlp' and 'block'.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ ByRecompute = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The constants of one architecture's layers. Where a figure was measured, the docs say on what."""
+    """The constants of one architecture's layers. The docs say where each measured figure comes from."""
 
     arch: str
     family: str  # whose losses it is compared with (plan/scaling.py)
 
     # --- memory (plan/activations.py)
-    # Buffers at the peak of a layer's backward pass besides what is kept and the incoming gradient, in values
-    # of width n_embd and the compute dtype. What is computed again is among them. Measured on an H200, within
-    # 0.2; Inductor plans about as many on a CPU (tests). GPT-2 with block has 2 for the queries' gradient in
-    # fp32, which attention's backward pass sums in memory of its own: elsewhere that is not the worst moment.
-    # mlp is Inductor's plan: the loss was worst in every run.
+    # Buffers at the peak of a layer's backward pass, in values of width n_embd and the compute dtype. Saved
+    # activations and the incoming gradient are not among them; recomputed activations are. Measured on an
+    # H200, within 0.2; Inductor plans about as many on a CPU (tests). GPT-2 with block has 2 for the queries'
+    # gradient in fp32, which attention's backward pass sums in memory of its own: elsewhere that is not the
+    # worst moment. mlp is Inductor's plan: the loss was the worst moment of every run.
     compiled_temporaries: ByRecompute
-    # The same while the compiler tries its kernels out, before the first step of a run that finds none of
-    # them ready: it copies what a kernel would overwrite (GPT-2: 0 to 4 values were seen).
+    # The same while the compiler tunes its kernels, before the first step of a run whose kernels are not in
+    # the cache: it copies what a kernel would overwrite (GPT-2: 0 to 4 values were seen).
     autotune_temporaries: ByRecompute
-    # In fp16 besides, in bytes: the residual stream is fp32.
+    # Bytes more in fp16, where the residual stream is fp32.
     wide_stream: float
-    # Uncompiled: temporaries alone, in bytes per token and n_embd, by compute dtype.
+    # Temporaries without the compiler, in bytes per token and n_embd, by compute dtype.
     eager_temporaries: dict[str, float]
 
     # --- time on the card (plan/speed.py)
-    # Bytes that a layer's two passes move per token and channel, matmuls left out, in bf16.
+    # Bytes that a layer's two passes move per token and channel in bf16, matmuls not counted.
     bytes_moved: float
     # The same without the compiler, every operation's inputs and outputs counted (tests/plan/test_host.py).
     eager_bytes_moved: ByRecompute
-    # Kernels of a layer's two passes that are no matmuls (counted on an H200).
+    # Kernels of a layer's two passes that are not matmuls (counted on an H200).
     small_kernels: ByRecompute
 
     # --- time on the CPU (plan/host.py)
-    # Operations of a layer's two passes without the compiler, those of all else in a micro-batch, and what a
-    # compiled layer costs in kernel launches.
+    # Without the compiler: operations of a layer's two passes, and of all else in a micro-batch. With it:
+    # kernel launches of a layer.
     operations: ByRecompute
     other_operations: int
     compiled_launches: ByRecompute

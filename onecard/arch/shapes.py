@@ -10,7 +10,7 @@ from onecard.errors import UserError
 
 
 class Shape(Protocol):
-    """What every architecture's shape tells."""
+    """What every architecture's shape offers."""
 
     @property
     def arch(self) -> str: ...
@@ -107,7 +107,7 @@ PRETRAINED = {
 
 
 def heads_for(width: int) -> int:
-    """Heads of 128 channels, or of as few more as divide the width into even numbers."""
+    """Number of heads: of 128 channels, or of the next larger even number that divides the width."""
     return next((n for n in range(-(-width // 128), 0, -1) if width % (2 * n) == 0), 1)
 
 
@@ -125,8 +125,8 @@ def nearest(start: int, most: int, works: Callable[[int], bool]) -> int:
 class NanochatShape:
     """What determines the tensors of nanochat's architecture of October 2025.
 
-    RMS norms without weights, rotary positions, normed queries and keys, ReLU squared, no biases, a head
-    of its own behind a soft cap.
+    RMS norms without weights, rotary positions, normed queries and keys, ReLU squared, no biases, an untied
+    head behind a soft cap.
     """
 
     arch: ClassVar[str] = "nanochat-2025"
@@ -189,11 +189,11 @@ class Nanochat2026Shape:
     n_embd: int
     vocab_size: int
     block_size: int
-    window_pattern: str = "SSSL"  # of layer after layer, again and again: short or long
-    value_embeddings: bool = True  # False: without, to compare models of as many parameters
-    window_block: int = 0  # the block size that short windows are a quarter of; 0 for block_size
+    window_pattern: str = "SSSL"  # short or long, layer by layer, repeated
+    value_embeddings: bool = True  # False: to compare with models of as many parameters
+    window_block: int = 0  # short windows are a quarter of this block size; 0: of block_size
 
-    # Channels of the stream that decide how much of a value embedding, or of the token before, is let in.
+    # Channels of the residual stream that a gate reads: of a value embedding, of the token before.
     value_gate_channels: ClassVar[int] = 12
     smear_gate_channels: ClassVar[int] = 24
 
@@ -223,7 +223,7 @@ class Nanochat2026Shape:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Of every layer: how many tokens before its own a query sees. The last layer's is always long."""
+        """How many tokens before its own a query sees, by layer. The last layer's window is always long."""
         short = -(-(self.window_block or self.block_size) // (4 * 128)) * 128  # whole tiles of the kernels
         reach = {"S": min(short, self.block_size), "L": self.block_size}
         pattern = [self.window_pattern[i % len(self.window_pattern)] for i in range(self.n_layer - 1)]
@@ -231,29 +231,29 @@ class Nanochat2026Shape:
 
     @property
     def layers_with_value_embedding(self) -> tuple[int, ...]:
-        """Every other one, the last among them."""
+        """Every other layer, the last one among them."""
         if not self.value_embeddings:
             return ()
         return tuple(range((self.n_layer - 1) % 2, self.n_layer, 2))
 
     @property
     def layer_kinds(self) -> int:
-        """How many layers differ in what is compiled for them: the window, the value embedding. Two at least,
-        as far as there are, for the last norm, which takes the outputs of two."""
+        """How many kinds of layers are compiled. They differ in window and value embedding; several layers
+        are at least two kinds, because the last norm takes the outputs of two."""
         with_values = set(self.layers_with_value_embedding)
         kinds = {(window, number in with_values) for number, window in enumerate(self.windows)}
         return max(len(kinds), min(2, self.n_layer))
 
     @property
     def middle_layer(self) -> int:
-        """Whose output is taken off the last layer's again."""
+        """The layer whose output is subtracted from the last layer's."""
         return self.n_layer // 2
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def with_block_size(self, block_size: int) -> Nanochat2026Shape:
-        """The windows stay those the weights know."""
+        """Another block size with the windows the weights were trained with."""
         if block_size == self.block_size:
             return self
         return replace(self, block_size=block_size, window_block=self.window_block or self.block_size)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
-from onecard.config.knobs import knobs, load_config
+from onecard.cli.parser import has_space
+from onecard.config.knobs import knobs, load_config, takes_value
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
@@ -39,18 +40,59 @@ def config_to_plan(words: Sequence[str]) -> tuple[RunConfig, int]:
 
 def config_of_sample(words: Sequence[str]) -> list[str]:
     """`sample RUN "TEXT"`: the run's folder and the prompt as flags; nanoGPT's config files stay files."""
-    plain = [word for word in words if not word.startswith("-") and not word.endswith(".py")]
     # What follows a flag without = is its value.
-    values = {after for word, after in pairwise(words) if word.startswith("--") and "=" not in word}
-    plain = [word for word in plain if word not in values]
-    if len(plain) > 2:
+    after = {
+        i + 1 for i, word in enumerate(words) if _is_flag(word) and "=" not in word and _takes_value(word)
+    }
+    plain = [i for i, word in enumerate(words) if not (_is_flag(word) or i in after or _is_config_file(word))]
+    given = {_name(word) for word in words if _is_flag(word)}
+    names = ["start"] if "out_dir" in given or _is_prompt_alone(words, plain) else ["out_dir", "start"]
+    if len(plain) > len(names):
         raise UserError(
             _("sample takes a run and a text"),
-            _("these are {n}: {names}").format(n=len(plain), names=", ".join(word[:40] for word in plain)),
+            _("these are {n}: {names}").format(n=len(plain), names=", ".join(words[i][:40] for i in plain)),
             'onecard sample RUN "Once upon a time"',
         )
-    flags = dict(zip(plain, ("--out_dir", "--start"), strict=False))
-    return [f"{flags[word]}={word}" if word in flags else word for word in words]
+    flags = dict(zip(plain, names, strict=False))
+    if "start" in flags.values() and "start" in given:
+        raise UserError(
+            _("the beginning of the text is given twice"), hint=_("leave out --start, or the text")
+        )
+    if len(plain) == 2 and not _exists(words[plain[0]]) and _is_run(words[plain[1]]):
+        raise UserError(
+            _("the run comes first, then the text"),
+            hint=f"onecard sample {shlex.quote(words[plain[1]])} {shlex.quote(words[plain[0]])}",
+        )
+    return [f"--{flags[i]}={word}" if i in flags else word for i, word in enumerate(words)]
+
+
+def _is_prompt_alone(words: Sequence[str], plain: Sequence[int]) -> bool:
+    """Is the one plain word a text, by its spaces? Then the run is the usual one."""
+    return len(plain) == 1 and len(words[plain[0]].split()) > 1 and not _exists(words[plain[0]])
+
+
+def _is_flag(word: str) -> bool:
+    """A text may begin with - too; no name of a flag has spaces."""
+    return word.startswith("-") and not has_space(_name(word))
+
+
+def _is_config_file(word: str) -> bool:
+    return word.endswith(".py") and not has_space(word)
+
+
+def _name(word: str) -> str:
+    return word.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def _takes_value(word: str) -> bool:
+    return takes_value(SampleConfig, _name(word)) or takes_value(RunConfig, _name(word))
+
+
+def _exists(word: str) -> bool:
+    try:
+        return Path(word).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_run(word: str) -> bool:
@@ -58,5 +100,5 @@ def _is_run(word: str) -> bool:
 
     try:
         return RunDirectory(word).config_path.is_file() and Path(word).is_dir()
-    except (OSError, ValueError):  # a name too long, or with a NUL in it: whoever reads configs says so
+    except (OSError, ValueError, UserError):  # a name too long, empty, or with a NUL in it
         return False

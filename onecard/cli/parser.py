@@ -51,7 +51,7 @@ def _split(verb: Verb, queue: list[str]) -> tuple[list[str], list[str]]:
     while queue:
         word = queue.pop(0)
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
-        if not word.startswith("-") or word == "-":
+        if not word.startswith("-") or word == "-" or has_space(name):  # such as a prompt
             rest.append(word)
         elif name in mine:
             own.append(word)
@@ -66,6 +66,10 @@ def _split(verb: Verb, queue: list[str]) -> tuple[list[str], list[str]]:
             _refuse_a_slip(verb, name, word)
             rest.append(word)
     return own, rest
+
+
+def has_space(text: str) -> bool:
+    return any(sign.isspace() for sign in text)
 
 
 def _names(cls: type[Config]) -> set[str]:

@@ -17,20 +17,20 @@ from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.data.prepare.options import PrepareOptions
 from onecard.errors import UserError, need_package
-from onecard.language import N_, _
+from onecard.language import N_, _, english
 from onecard.plan.options import Options as PlanOptions
 from onecard.terminal import folded, say, show, show_json
 
 INTERRUPTED = 130
-_AS_JSON = "print the facts as JSON, for programs"
+_AS_JSON = N_("print the facts as JSON, for programs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Config):
-    groups: ClassVar[tuple[str, ...]] = ("a job that is running", "options")
+    groups: ClassVar[tuple[str, ...]] = (N_("a job that is running"), "options")
 
     # fmt: off
-    pause: bool = option("bool", "the job in --out_dir lets go of the card, with its state in host memory", group="a job that is running")
+    pause: bool = option("bool", "the job in --out_dir frees the card and keeps its state in host memory", group="a job that is running")
     resume_now: bool = option("bool", "and takes the card again, where it was", group="a job that is running")
     json: bool = option("bool", "print the summary as JSON, for programs")
     # fmt: on
@@ -83,7 +83,7 @@ class ExportOptions(Config):
     # fmt: on
 
 
-class Facts(Protocol):
+class HasJson(Protocol):
     def to_json(self) -> Any: ...
 
 
@@ -112,7 +112,7 @@ def prepare(options: PrepareOptions, inputs: list[str]) -> int:
     return 0
 
 
-def _show(facts: Facts, as_json: bool, text: Callable[[], str]) -> None:
+def _show(facts: HasJson, as_json: bool, text: Callable[[], str]) -> None:
     if as_json:
         show_json(json.dumps(facts.to_json(), indent=1))
     else:
@@ -120,9 +120,16 @@ def _show(facts: Facts, as_json: bool, text: Callable[[], str]) -> None:
 
 
 def plan(options: PlanOptions, words: list[str]) -> int:
+    from onecard.cli.remembered import with_remembered
     from onecard.plan.command import plan_command
 
-    return plan_command(options, words, config_to_plan)
+    return plan_command(with_remembered(options), words, config_to_plan)
+
+
+def config(options: NoOptions, words: list[str]) -> int:
+    from onecard.cli.remembered import config_command
+
+    return config_command(words)
 
 
 def train(options: TrainOptions, words: list[str]) -> int:
@@ -134,7 +141,7 @@ def train(options: TrainOptions, words: list[str]) -> int:
 
         directory = RunDirectory(config.out_dir)
         if options.pause:
-            show(ask_to_pause(directory, tell=say))
+            show(ask_to_pause(directory, say=say))
         else:
             show(ask_to_go_on(directory))
         return 0
@@ -142,7 +149,9 @@ def train(options: TrainOptions, words: list[str]) -> int:
     need_package("torch", "train", _("training"))
     from onecard.train.interrupt import nothing_to_save
 
-    with nothing_to_save():
+    with english(options.json), nothing_to_save():
+        if sys.stderr.isatty():  # which takes seconds, and shows nothing
+            say(_("loading torch ..."))
         from onecard.train.loop import train as run_training
 
         summary = run_training(config)
@@ -177,11 +186,15 @@ def export(options: ExportOptions, words: list[str]) -> int:
     def note(text: str) -> None:
         say(_("note: {text}").format(text=text))
 
-    show(export_run(out_dir, target, step=options.step, to=to, note=note))
+    exported = export_run(out_dir, target, step=options.step, to=to, note=note)
+    show(exported.written)
+    if sys.stderr.isatty():  # a person looks on
+        say(exported.next)
     return 0
 
 
 def eta(options: EtaOptions, words: list[str]) -> int:
+    from onecard.cli.remembered import remembered_card
     from onecard.report.eta_command import eta_command
     from onecard.report.known import Known
 
@@ -192,7 +205,10 @@ def eta(options: EtaOptions, words: list[str]) -> int:
         block_size=options.block_size,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
     )
-    return eta_command(words[0], known, config_file=options.config, gpu=options.gpu, as_json=options.json)
+    return eta_command(
+        words[0], known, config_file=options.config, gpu=options.gpu, as_json=options.json,
+        usual_gpu=remembered_card() if options.gpu is None else None,
+    )  # fmt: skip
 
 
 def gpus(options: GpusOptions, words: list[str]) -> int:
@@ -244,9 +260,12 @@ VERBS = {verb.name: verb for verb in (
                              "or - to paste one")),), 1, 1, about=_ETA_ABOUT),
     Verb("gpus", N_("this machine's card, and figures of known ones"), "[CARD]", GpusOptions, gpus,
          (("CARD", N_("one card, as people say it: 4070, \"rtx4070 laptop\"")),), 0, 1),
+    Verb("config", N_("the card and prices that plan and eta use"), "[NAME=VALUE]", NoOptions, config,
+         (("NAME=VALUE", N_("gpu, host_ram (GiB), price (of a kWh, or a range), currency; NAME= forgets it")),),
+         0, None, about=N_("What is given on the command line wins over it.")),
     Verb("bench", N_("measure this machine's card, in about 20 s"), "[CONFIG.py]", BenchOptions, bench,
          (("CONFIG.py", N_("a run's config, whose width and vocabulary are measured besides the usual ones")),),
          0, 1),
 )}  # fmt: skip
 # Verbs to come: who asks for one gets to know that it is not there yet, not that it is a slip.
-NOT_YET = ("make", "tune", "chat", "serve", "eval", "report", "doctor", "status", "config", "ui")
+NOT_YET = ("make", "tune", "chat", "serve", "eval", "report", "doctor", "status", "ui")

@@ -39,9 +39,9 @@ def data_dir(dataset: str) -> Path:
     parts = PurePath(dataset).parts
     if not parts or ".." in parts or "\0" in dataset:
         raise UserError(
-            f"dataset cannot be {dataset!r}",
-            "it is the name of a folder below data/",
-            "a folder elsewhere is given as a path: --dataset=./FOLDER or --dataset=/FOLDER",
+            _("dataset cannot be {value}").format(value=repr(dataset)),
+            _("dataset is the name of a folder below data/"),
+            _("a folder elsewhere is given as a path: --dataset=./FOLDER or --dataset=/FOLDER"),
         )
     return DATA / dataset
 
@@ -58,12 +58,12 @@ def tokens_of(tokenizer: Any) -> int:
     The tokenizer is not built: whoever only plans has no need of it."""
     count = tokenizer.get("n_vocab") if isinstance(tokenizer, dict) else None
     if type(count) is not int:
-        raise ValueError("it names no tokenizer")
+        raise ValueError(_("it names no tokenizer"))
     parts = [tokenizer.get(name) for name in ("characters", "merges", "specials")]
     characters, merges, specials = (len(part) if isinstance(part, str | list) else 0 for part in parts)
     sizes = {"byte": 257, "gpt2": GPT2_VOCABULARY, "char": characters, "bpe": 256 + merges // 8 + specials}
     if not isinstance(name := tokenizer.get("name"), str) or count != sizes.get(name) or count < 1:
-        raise ValueError("its tokenizer is not as it was written")
+        raise ValueError(_("its tokenizer is not as it was written"))
     return count
 
 
@@ -74,9 +74,10 @@ def data_facts(dataset: str) -> DataFacts:
         is_there = any(folder.glob("*.bin"))
     except OSError:
         is_there = False
-    vocabulary, wide, problem = None, False, ""
+    vocabulary, problem, meta = None, "", {}
     try:
-        vocabulary, wide = _by_meta_json(folder)
+        meta = _meta_json(folder)
+        vocabulary = _by_meta_json(meta)
     except FileNotFoundError:
         if (folder / "meta.pkl").is_file():
             vocabulary, problem = _by_meta_pkl(folder / "meta.pkl")
@@ -84,18 +85,21 @@ def data_facts(dataset: str) -> DataFacts:
         problem = _("{path} cannot be used ({why}): the size of the vocabulary is assumed").format(
             path=folder / "meta.json", why=getattr(error, "strerror", None) or first_line(error)
         )
-    return DataFacts(folder, is_there, vocabulary, _train_tokens(folder, 4 if wide else 2), problem)
+    return DataFacts(folder, is_there, vocabulary, _train_tokens(folder, meta.get("dtype")), problem)
 
 
-def _by_meta_json(folder: Path) -> tuple[int, bool]:
-    """The vocabulary, and whether tokens take four bytes each."""
+def _meta_json(folder: Path) -> dict[str, Any]:
     meta = load_json(folder / "meta.json", DATA_JSON_BYTES)
     if not isinstance(meta, dict):
-        raise ValueError("it is no object")
+        raise ValueError(_("it is no JSON object"))
+    return meta
+
+
+def _by_meta_json(meta: dict[str, Any]) -> int:
     count = tokens_of(meta.get("tokenizer"))
     if meta.get("dtype") not in ("uint16", "uint32"):
-        raise ValueError("it does not say how its tokens are written")
-    return embedding_rows(meta["tokenizer"]["name"], count), meta["dtype"] == "uint32"
+        raise ValueError(_("it does not say how its tokens are written"))
+    return embedding_rows(meta["tokenizer"]["name"], count)
 
 
 def _by_meta_pkl(path: Path) -> tuple[int | None, str]:
@@ -103,15 +107,15 @@ def _by_meta_pkl(path: Path) -> tuple[int | None, str]:
         return len(character_table(path)), ""
     except (OSError, UserError) as error:
         why = error.why or error.what if isinstance(error, UserError) else first_line(error)
-        told = _("{path} cannot be used ({why}): the size of the vocabulary is assumed")
-        return None, told.format(path=path, why=why)
+        problem = _("{path} cannot be used ({why}): the size of the vocabulary is assumed")
+        return None, problem.format(path=path, why=why)
 
 
-def _train_tokens(folder: Path, size: int) -> int | None:
+def _train_tokens(folder: Path, dtype: Any) -> int | None:
     """By the size of the files, as the trainer reads them; None where there are none."""
     try:
         if (whole := folder / "train.bin").exists():
-            return whole.stat().st_size // size or None
+            return whole.stat().st_size // (4 if dtype == "uint32" else 2) or None
         # Shards as llm.c writes them: 16 bits a token, behind 256 numbers of 32.
         shards = [file.stat().st_size for file in folder.glob("*_train_*.bin")]
         return sum(max(0, size - 1024) // 2 for size in shards) or None
@@ -123,27 +127,41 @@ class _PlainUnpickler(pickle.Unpickler):
     """Numbers, strings and containers only. Nothing can be looked up, so nothing can be run."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}, which plain data never does")
+        raise pickle.UnpicklingError(
+            _("it asks for {module}.{name}, which plain data never does").format(
+                module=module_name, name=global_name
+            )
+        )
 
 
 def character_table(path: Path) -> str:
     """The characters of nanoGPT's meta.pkl, {'stoi': {char: id}, 'itos': {id: char}}, by their ids."""
     if path.stat().st_size > _META_PKL_LIMIT:
-        raise UserError(f"{path} is too large for a character table ({path.stat().st_size:,} bytes)")
+        raise UserError(
+            _("{path} is too large for a character table ({n:,} bytes)").format(
+                path=path, n=path.stat().st_size
+            )
+        )
     try:
         with open_plain(path) as file:
             meta = _PlainUnpickler(file).load()
     # Damaged pickles raise nearly anything, from KeyError to MemoryError.
     except Exception as error:
         raise UserError(
-            f"{path} was not read",
-            f"it is damaged or unsafe: {error}",
-            "delete it if you do not know where it comes from, and prepare the data again",
+            _("{path} was not read").format(path=path),
+            _("it is damaged or unsafe: {error}").format(error=error),
+            _("delete it if you do not know where it comes from, and prepare the data again"),
         ) from error
     itos = meta.get("itos") if isinstance(meta, dict) else None
     if not isinstance(itos, dict) or not all(type(key) is int for key in itos):
-        raise UserError(f"{path} has no character table", "expected 'stoi' and 'itos', as nanoGPT writes")
+        raise UserError(
+            _("{path} has no character table").format(path=path),
+            _("expected 'stoi' and 'itos', as nanoGPT writes"),
+        )
     characters = [itos.get(number) for number in range(len(itos))]
     if not all(isinstance(c, str) and len(c) == 1 for c in characters) or len(set(characters)) < len(itos):
-        raise UserError(f"{path} is not a table of characters", "ids must be 0, 1, 2 …, one character each")
+        raise UserError(
+            _("{path} is not a table of characters").format(path=path),
+            _("ids must be 0, 1, 2 …, one character each"),
+        )
     return "".join(str(character) for character in characters)

@@ -1,9 +1,9 @@
-"""Read `name = value` files and `--name=value` arguments without executing anything.
+"""Config files of `name = value` lines and `--name=value` arguments, read without executing anything.
 
 nanoGPT's configs are Python files that it exec()s. Here they are parsed with `ast` and only what a
 config needs is understood: literals, arithmetic on them, names assigned earlier, string
 concatenation. Imports are skipped with a note; any other call or statement is a clear error. What
-comes out is a list of Assignment; which names exist and what type they have is config.py's business.
+comes out is a list of Assignment; which names exist and what type they have is for knobs.py to know.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import difflib
 import operator
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from onecard.errors import UserError
+from onecard.language import N_, _
 
 MAX_FILE_BYTES = 100_000  # a config is a page of text; a data file given by mistake is not parsed
 MAX_INTEGER = 10**18
-COMMAND_LINE = "command line"  # the origin of values given there
+COMMAND_LINE = N_("command line")  # the origin of values given there
 # A value that nobody wrote down: the model that is continued has it.
-CHECKPOINT = "the checkpoint"
+CHECKPOINT = N_("the checkpoint")
 MAX_STRING = 10_000
 
 Value = int | float | str | bool | None
@@ -49,14 +50,14 @@ def read_config_file(path: str | Path, known_defaults: Mapping[str, Any]) -> Par
     try:
         return _FileReader(str(path), text, known_defaults).read(_parse(text))
     except (RecursionError, MemoryError):
-        why = "a value in it is nested too deeply"
+        why = _("a value in it is nested too deeply")
     except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        why = f"{f'line {line}: ' if line else ''}{getattr(error, 'msg', None) or error}"
+        line, problem = getattr(error, "lineno", None), getattr(error, "msg", None) or error
+        why = _("line {line}: {problem}").format(line=line, problem=problem) if line else str(problem)
     raise UserError(
-        f"{path} is not a config file onecard can read",
+        _("{path} is not a config file onecard can read").format(path=path),
         why,
-        "a config is lines of `name = value`, as in nanoGPT",
+        _("a config is lines of `name = value`, as in nanoGPT"),
     )
 
 
@@ -70,17 +71,18 @@ def _read_text(path: Path) -> str:
     try:
         if path.is_dir():
             raise UserError(
-                f"{path} is a folder, not a config file",
-                hint=(f"for the run in it: --out_dir={path}; " if (path / "config.json").exists() else "")
-                + f"for a config: {path}/NAME.py",
+                _("{path} is a folder, not a config file").format(path=path),
+                hint=_("for the run in it: --out_dir={path}; for a config: {path}/NAME.py").format(path=path)
+                if (path / "config.json").exists()
+                else _("for a config: {path}/NAME.py").format(path=path),
             )
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)  # no more: pipes and devices do not tell their size
         if len(content) > MAX_FILE_BYTES:
             raise UserError(
-                f"{path} is too large for a config file",
-                f"configs end at {MAX_FILE_BYTES:,} bytes; nothing of it was used",
-                "did you mean to give a data file to `onecard prepare`?",
+                _("{path} is too large for a config file").format(path=path),
+                _("configs end at {n:,} bytes; nothing of it was used").format(n=MAX_FILE_BYTES),
+                _("did you mean to give a data file to `onecard prepare`?"),
             )
         # utf-8-sig: Windows editors put a mark in front.
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -89,17 +91,17 @@ def _read_text(path: Path) -> str:
         usual = Path("config")  # what comes with onecard
         names = [str(p) for p in (folder if folder.is_dir() else usual).glob("*.py")]
         near = difflib.get_close_matches(str(path), names, n=2, cutoff=0.75)
-        hint = (
-            f"did you mean {' or '.join(near)}?"
-            if near
-            else "give the path of a file of `name = value` lines"
-        )
-        raise UserError(f"there is no config file {path}", hint=hint) from None
+        hint = did_you_mean(near) or _("give the path of a file of `name = value` lines")
+        raise UserError(_("there is no config file {path}").format(path=path), hint=hint) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not text", f"byte {error.start} is not valid UTF-8") from None
+        raise UserError(
+            _("{path} is not text").format(path=path),
+            _("byte {start} is not valid UTF-8").format(start=error.start),
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise UserError(
-            f"{shortened(str(path))} cannot be read", str(getattr(error, "strerror", None) or error)
+            _("{path} cannot be read").format(path=shortened(str(path))),
+            str(getattr(error, "strerror", None) or error),
         ) from None
 
 
@@ -125,15 +127,20 @@ class _FileReader:
             if a.name in self.known_defaults or not (a.name in used or a.name.startswith("_")):
                 knobs.append(a)
             elif near := difflib.get_close_matches(a.name, self.known_defaults, n=1, cutoff=0.85):
-                self.parsed.notes.append(f"{a.origin}: '{a.name}' is no knob; did you mean {near[0]}?")
+                self.parsed.notes.append(
+                    _("{where}: '{name}' is no knob; did you mean {near}?").format(
+                        where=a.origin, name=a.name, near=near[0]
+                    )
+                )
         self.parsed.assignments = knobs
         return self.parsed
 
     def _statement(self, node: ast.stmt) -> None:
         match node:
             case ast.Import() | ast.ImportFrom():
+                where = f"{self.path}:{node.lineno}"
                 self.parsed.notes.append(
-                    f"{self.path}:{node.lineno}: import ignored (configs are read, not run)"
+                    _("{where}: import ignored (configs are read, not run)").format(where=where)
                 )
             case ast.Assign(targets=targets, value=value) if all(isinstance(t, ast.Name) for t in targets):
                 for target in targets:
@@ -144,13 +151,10 @@ class _FileReader:
             case ast.Expr(value=ast.Constant()) | ast.Pass():
                 pass  # a docstring
             case ast.Expr(value=ast.Call()):
-                raise self._error(node, "a call is not understood in a config", _CALL_HINT)
-            case _:
-                raise self._error(
-                    node,
-                    "only `name = value` lines are understood in a config",
-                    "configs are read, not executed: write the value out, or give it on the command line",
-                )
+                raise self._error(node, _("a call is not understood in a config"), _(_CALL_HINT))
+            case _other:
+                what = _("only `name = value` lines are understood in a config")
+                raise self._error(node, what, _(_CALL_HINT))
 
     def _assign(self, name: str, node: ast.expr, line: int) -> None:
         try:
@@ -168,10 +172,11 @@ class _FileReader:
     def _error(self, node: ast.AST, what: str, hint: str) -> UserError:
         line = getattr(node, "lineno", 1)
         source = self.lines[line - 1].strip() if line <= len(self.lines) else ""
-        return UserError(f"{self.path}:{line}: {what}", source[:200], hint)
+        where = f"{self.path}:{line}"
+        return UserError(_("{where}: {what}").format(where=where, what=what), source[:200], hint)
 
 
-_CALL_HINT = "configs are read, not executed: write the value out, or give it on the command line"
+_CALL_HINT = N_("configs are read, not executed: write the value out, or give it on the command line")
 
 
 class _CannotEvaluateError(Exception):
@@ -205,11 +210,13 @@ def evaluate(node: ast.expr, lookup: Callable[[str], Value]) -> Value:
             try:
                 return lookup(name)
             except KeyError:
-                raise _CannotEvaluateError(node, f"the name '{name}' has no value here") from None
+                raise _CannotEvaluateError(
+                    node, _("the name '{name}' has no value here").format(name=name)
+                ) from None
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
             inner = evaluate(operand, lookup)
             if isinstance(inner, str) or inner is None:
-                raise _CannotEvaluateError(node, f"no arithmetic on {shortened(inner)}")
+                raise _CannotEvaluateError(node, _("no arithmetic on {value}").format(value=shortened(inner)))
             return _bounded(node, _UNARY[type(op)](inner))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _binary(node, op, evaluate(left, lookup), evaluate(right, lookup))
@@ -217,28 +224,43 @@ def evaluate(node: ast.expr, lookup: Callable[[str], Value]) -> Value:
             # The one call in nanoGPT's own configs: it makes a run name unique.
             return str(time.time())
         case ast.Call():
-            raise _CannotEvaluateError(node, "a call is not understood in a config", _CALL_HINT)
-        case _:
-            hint = "use a number, a string, True or False"
+            raise _CannotEvaluateError(node, _("a call is not understood in a config"), _(_CALL_HINT))
+        case _other:
+            hint = _("use a number, a string, True or False")
             if "is_available" in ast.unparse(node) or "is_bf16_supported" in ast.unparse(node):
-                hint = "leave the line out: the best device and dtype there are will be used"
-            raise _CannotEvaluateError(node, "this value is not understood in a config", hint)
+                hint = _("leave the line out: the best device and dtype there are will be used")
+            raise _CannotEvaluateError(node, _("this value is not understood in a config"), hint)
 
 
 def _binary(node: ast.BinOp, op: ast.operator, left: Value, right: Value) -> Value:
     if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Add):
         return _bounded(node, left + right)
     if not isinstance(left, int | float) or not isinstance(right, int | float):
-        raise _CannotEvaluateError(node, f"no arithmetic on {shortened(left)} and {shortened(right)}")
+        raise _CannotEvaluateError(
+            node,
+            _("no arithmetic on {one} and {other}").format(one=shortened(left), other=shortened(right)),
+        )
     if isinstance(op, ast.Pow) and (abs(right) > 64 or abs(left) > 10**6):
-        raise _CannotEvaluateError(node, "this power is too large for a config")
+        raise _CannotEvaluateError(node, _("this power is too large for a config"))
     try:
         result = _BINARY[type(op)](left, right)
     except (ArithmeticError, ValueError) as error:
-        raise _CannotEvaluateError(node, f"this cannot be computed: {error}") from None
+        raise _CannotEvaluateError(node, _("this cannot be computed: {error}").format(error=error)) from None
     if not isinstance(result, int | float):
-        raise _CannotEvaluateError(node, "this does not give a real number")
+        raise _CannotEvaluateError(node, _("this does not give a real number"))
     return _bounded(node, result)
+
+
+def did_you_mean(near: Sequence[str]) -> str:
+    """A hint that names one or two; empty where there is none."""
+    if len(near) > 1:
+        return _("did you mean {one} or {other}?").format(one=near[0], other=near[1])
+    return _("did you mean {name}?").format(name=near[0]) if near else ""
+
+
+def shown_origin(origin: str) -> str:
+    """Where a value was given: a line of a file, or words in the reader's language."""
+    return _(origin) if origin else ""
 
 
 def shortened(value: Value) -> str:
@@ -249,9 +271,9 @@ def shortened(value: Value) -> str:
 
 def _bounded(node: ast.AST, value: Value) -> Value:
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
-        raise _CannotEvaluateError(node, f"this number is larger than {MAX_INTEGER:.0e}")
+        raise _CannotEvaluateError(node, _("this number is larger than {n:,}").format(n=MAX_INTEGER))
     if isinstance(value, str) and len(value) > MAX_STRING:
-        raise _CannotEvaluateError(node, f"this text is longer than {MAX_STRING:,} characters")
+        raise _CannotEvaluateError(node, _("this text is longer than {n:,} characters").format(n=MAX_STRING))
     return value
 
 
@@ -282,7 +304,7 @@ def split_arguments(arguments: Iterable[str], takes_value: Callable[[str], bool]
         name, separator, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if not name:
-            raise UserError(f"'{word[:60]}' is not an option", hint="--name=value")
+            raise UserError(_("'{word}' is not an option").format(word=word[:60]), hint="--name=value")
         if separator:
             result.append(Argument(name, value))
         elif pending and _belongs_to_flag(pending[0], takes_value(name)):

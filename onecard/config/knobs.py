@@ -1,8 +1,7 @@
-"""How a config is declared and read: knobs with types and ranges, and who set them.
+"""How knobs are declared and read: their types and ranges, and who set them. The knobs themselves: run.py.
 
 A config class lists its knobs as fields (`knob(...)`); this module reads files and arguments into it,
-checks each value against its knob and remembers where it came from. What the knobs are is config.py's
-business, what a file may contain config_file.py's.
+checks each value against its knob and remembers where it came from. What a file may contain: files.py.
 """
 
 from __future__ import annotations
@@ -23,12 +22,15 @@ from onecard.config.files import (
     Argument,
     Assignment,
     Value,
+    did_you_mean,
     parse_argument_text,
     read_config_file,
     shortened,
+    shown_origin,
     split_arguments,
 )
 from onecard.errors import UserError
+from onecard.language import N_, _
 
 # As people write them, and as the knobs do; both ways, for some knobs take the short ones.
 _SPELLINGS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32",
@@ -38,8 +40,8 @@ _SPELLINGS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": 
 NANOCHATS_AUTO = ("num_iterations", "total_batch_size")
 
 
-class Facts(TypedDict, total=False):
-    """What a knob may declare besides its kind, default and text."""
+class KnobFacts(TypedDict, total=False):
+    """What a knob may declare in addition to its kind, default and text."""
 
     group: str  # of the help
     low: float | None
@@ -54,20 +56,20 @@ class Facts(TypedDict, total=False):
     value: str  # what an option takes, for the help
 
 
-_NOTHING_SAID = Facts(
-    group="options", low=None, high=None, choices=(), changes_result=True, alias="", alias_values={},
+_NOTHING_SAID = KnobFacts(
+    group=N_("options"), low=None, high=None, choices=(), changes_result=True, alias="", alias_values={},
     common=False, knob=True, value="",
 )  # fmt: skip
 
 
-def knob(kind: str, default: Value, text: str, **facts: Unpack[Facts]) -> Any:
+def knob(kind: str, default: Value, text: str, **facts: Unpack[KnobFacts]) -> Any:
     """A field of a config. `kind` is int, float, bool, str or tokens; default None means auto."""
     if kind in ("int", "tokens"):
         facts.setdefault("high", MAX_INTEGER)
     return dataclasses.field(default=default, metadata={**_NOTHING_SAID, **facts, "kind": kind, "help": text})
 
 
-def option(kind: str, text: str, *, default: Value = None, **facts: Unpack[Facts]) -> Any:
+def option(kind: str, text: str, *, default: Value = None, **facts: Unpack[KnobFacts]) -> Any:
     """A field of a verb's own options: read like a knob, no part of a run."""
     facts["knob"] = False
     return knob(kind, bool(default) if kind == "bool" else default, text, **facts)
@@ -204,18 +206,18 @@ def sound(config: C) -> C:
         kind = limits["kind"]
         kinds = {"bool": bool, "str": str, "float": int | float}.get(kind, int)
         if not isinstance(value, kinds) or (isinstance(value, bool) and kind != "bool"):
-            raise ValueError(f"{knob_.name} is of another kind")
+            raise ValueError(_("{name} is of another kind").format(name=knob_.name))
         if limits["choices"] and value not in limits["choices"]:
-            raise ValueError(f"{knob_.name} is none of its choices")
+            raise ValueError(_("{name} is none of its choices").format(name=knob_.name))
         if isinstance(value, str) or kind == "bool":
             continue
         least, most = limits["low"], limits["high"]
         if (least is not None and not value >= least) or (most is not None and not value <= most):
-            raise ValueError(f"{knob_.name} is out of its range")  # NaN is in none
+            raise ValueError(_("{name} is out of its range").format(name=knob_.name))  # NaN is in none
         if not abs(value) <= MAX_INTEGER:
-            raise ValueError(f"{knob_.name} is too large")
+            raise ValueError(_("{name} is too large").format(name=knob_.name))
     if not all(isinstance(text, str) for text in (*config.origins, *config.origins.values())):
-        raise ValueError("who set a value is no text")
+        raise ValueError(_("the origin of a value is no text"))
     return config
 
 
@@ -223,7 +225,9 @@ def _argument_assignment(argument: Argument, fields: Mapping[str, dataclasses.Fi
     if argument.value is not None:
         return Assignment(argument.name, argument.value, COMMAND_LINE)
     if argument.name in fields and fields[argument.name].metadata["kind"] != "bool":
-        raise UserError(f"--{argument.name} needs a value", hint=f"--{argument.name}=VALUE")
+        raise UserError(
+            _("--{name} needs a value").format(name=argument.name), hint=f"--{argument.name}=VALUE"
+        )
     return Assignment(argument.name, True, COMMAND_LINE)
 
 
@@ -241,9 +245,14 @@ def _own_name(
             switch = _convert("bool", value)
             if switch is None:
                 raise UserError(
-                    f"{assignment.name} takes True or False, not {shortened(assignment.value)} "
-                    f"({assignment.origin})",
-                    hint=f"or use {name}: {', '.join(field.metadata['choices'])}",
+                    _("{name} takes True or False, not {value} ({origin})").format(
+                        name=assignment.name,
+                        value=shortened(assignment.value),
+                        origin=shown_origin(assignment.origin),
+                    ),
+                    hint=_("or use {name}: {names}").format(
+                        name=name, names=", ".join(field.metadata["choices"])
+                    ),
                 )
             return Assignment(name, field.metadata["alias_values"][bool(switch)], assignment.origin)
     return assignment
@@ -256,10 +265,12 @@ def _known_field(
         return fields[assignment.name]
     names = [*fields, *(f.metadata["alias"] for f in fields.values() if f.metadata["alias"])]
     near = difflib.get_close_matches(assignment.name, names, n=2, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else "--help lists them all"
+    hint = foreign.get(assignment.name, "")
     raise UserError(
-        f"there is no knob called '{assignment.name}' ({assignment.origin})",
-        hint=foreign.get(assignment.name, hint),
+        _("there is no knob called '{name}' ({origin})").format(
+            name=assignment.name, origin=shown_origin(assignment.origin)
+        ),
+        hint=_(hint) if hint else did_you_mean(near) or _("--help lists them all"),
     )
 
 
@@ -282,19 +293,13 @@ def _typed(field: dataclasses.Field[Any], assignment: Assignment, from_text: boo
         )
     if converted is None:
         if kind in ("int", "float", "tokens") and re.fullmatch(r"\s*[+-]?\d{19,}\s*", str(raw)):
-            raise UserError(
-                f"{_shown(field)} cannot be {shortened(raw)}{_where(field, assignment)}",
-                "that is too large",
-            )
+            raise UserError(_cannot_be(field, raw, assignment), _("that is too large"))
         if choices:
             _check_range(field, str(raw), assignment)
-        article = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text",
-                   "tokens": "a number of tokens such as 3.2B, 100M or 5_000_000"}[kind]  # fmt: skip
         comma = re.fullmatch(r"\s*\d+,\d+\s*", str(raw)) if kind in ("float", "tokens") else None
         hint = f"--{_shown(field).lstrip('-')}={str(raw).strip().replace(',', '.')}" if comma else ""
-        raise UserError(
-            f"{_shown(field)} takes {article}, not {shortened(raw)}{_where(field, assignment)}", hint=hint
-        )
+        what = _(_TAKES[kind]).format(name=_shown(field), value=shortened(raw))
+        raise UserError(_with_origin(field, what, assignment), hint=hint)
     _check_range(field, converted, assignment)
     return converted
 
@@ -325,28 +330,42 @@ def _shown(field: dataclasses.Field[Any]) -> str:
     return name if field.metadata["knob"] else f"--{name.replace('_', '-')}"
 
 
-def _where(field: dataclasses.Field[Any], assignment: Assignment) -> str:
-    """A knob may stand in a file; an option was typed just now."""
-    return f" ({assignment.origin})" if field.metadata["knob"] else ""
+_TAKES = {
+    "int": N_("{name} takes a whole number, not {value}"),
+    "float": N_("{name} takes a number, not {value}"),
+    "bool": N_("{name} takes True or False, not {value}"),
+    "str": N_("{name} takes text, not {value}"),
+    "tokens": N_("{name} takes a number of tokens such as 3.2B, 100M or 5_000_000, not {value}"),
+}
+
+
+def _cannot_be(field: dataclasses.Field[Any], value: Value, assignment: Assignment) -> str:
+    what = _("{name} cannot be {value}").format(name=_shown(field), value=shortened(value))
+    return _with_origin(field, what, assignment)
+
+
+def _with_origin(field: dataclasses.Field[Any], what: str, assignment: Assignment) -> str:
+    """A knob may stand in a file, which is named; an option was typed just now."""
+    return f"{what} ({shown_origin(assignment.origin)})" if field.metadata["knob"] else what
 
 
 def _check_range(field: dataclasses.Field[Any], value: Value, assignment: Assignment) -> None:
     low, high, choices = field.metadata["low"], field.metadata["high"], field.metadata["choices"]
-    what = f"{_shown(field)} cannot be {shortened(value)}{_where(field, assignment)}"
+    what = _cannot_be(field, value, assignment)
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)
-        auto = ", auto" if field.default is None and field.metadata["knob"] else ""
+        auto = ["auto"] if field.default is None and field.metadata["knob"] else []
         raise UserError(
             what,
-            f"it is one of: {', '.join(choices)}{auto}",
-            f"did you mean {near[0]}?" if near else "",
+            _("it is one of: {names}").format(names=", ".join([*choices, *auto])),
+            did_you_mean(near),
         )
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     outside = (low is not None and value < low) or (high is not None and value > high)
     if outside and not field.metadata["knob"] and None not in (low, high) and high != MAX_INTEGER:
-        raise UserError(what, f"it is a number from {low:,} to {high:,}")
+        raise UserError(what, _("it is a number from {low:,} to {high:,}").format(low=low, high=high))
     if low is not None and value < low:
-        raise UserError(what, f"the least is {low}")
+        raise UserError(what, _("the least is {low}").format(low=low))
     if high is not None and value > high:
-        raise UserError(what, f"the most is {high}")
+        raise UserError(what, _("the most is {high}").format(high=high))

@@ -1,4 +1,4 @@
-"""Every knob of a run: what it means, its default, and what it may not contradict.
+"""Every knob of a run: what it means, its default, and what it must not contradict.
 
 nanoGPT's names and defaults keep their meaning. A value the user set is pinned; what is left at its
 default (None reads as `auto`) may be chosen by onecard.
@@ -7,41 +7,27 @@ default (None reads as `auto`) may be chosen by onecard.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from onecard.arch import dial
-from onecard.arch.shapes import PRETRAINED, GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for, nearest
-from onecard.config.files import COMMAND_LINE, shortened
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, heads_for, nearest
+from onecard.config.files import COMMAND_LINE, shown_origin
 from onecard.config.knobs import Config, knob, knobs, own_record
+from onecard.config.others import NANOCHATS_FLAGS, check_init_from
 from onecard.errors import UserError
+from onecard.language import N_, _
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Config):
     """One training run. Defaults are nanoGPT's: GPT-2 124M on OpenWebText."""
 
-    foreign: ClassVar[Mapping[str, str]] = {  # nanochat's flags that are no knobs here
-        "target_param_data_ratio": "a horizon is given in tokens, --tokens=2.2B, or in steps",
-        "target_flops": "a horizon is given in tokens, --tokens=2.2B, or in steps",
-        "aspect_ratio": "a width of your own: --n_embd",
-        "head_dim": "heads of your own: --n_head",
-        "device_type": "--device=cuda or --device=cpu",
-        "eval_tokens": "--eval_iters, times batch_size × block_size tokens",
-        "sample_every": "samples come with evaluations; --sample_tokens=0 for none",
-        "save_every": "checkpoints come with evaluations: --eval_interval",
-        "model_tag": "--out_dir=FOLDER",
-        "resume_from_step": "--init_from=resume continues from the newest checkpoint",
-        "core_metric_every": "CORE is not here yet; leave it out",
-        "core_metric_max_per_task": "CORE is not here yet; leave it out",
-        "fp8": "8-bit matmuls are not here yet; leave it out",
-        "fp8_recipe": "8-bit matmuls are not here yet; leave it out",
-    }
+    foreign: ClassVar[Mapping[str, str]] = NANOCHATS_FLAGS
     groups: ClassVar[tuple[str, ...]] = (
-        "model", "batch and horizon", "speed and memory", "optimizer", "schedule", "data", "output",
-        "other",
+        N_("model"), N_("batch and horizon"), N_("speed and memory"), N_("optimizer"), N_("schedule"), N_("data"),
+        N_("output"), N_("other"),
     )  # fmt: skip
 
     # fmt: off
@@ -163,32 +149,46 @@ class RunConfig(Config):
             embd = nearest(self.n_embd, most["n_embd"], lambda n: n % (even * self.n_head) == 0)
             head = nearest(self.n_head, most["n_head"], lambda n: self.n_embd % n == 0)
             raise UserError(
-                f"n_embd {self.n_embd} cannot be divided among n_head {self.n_head}",
-                "every attention head gets n_embd / n_head channels, a whole number",
-                f"--n_embd={embd} or --n_head={head} works",
+                _("n_embd {n_embd} cannot be divided among n_head {n_head}").format(
+                    n_embd=self.n_embd, n_head=self.n_head
+                ),
+                _("every attention head gets n_embd / n_head channels, a whole number"),
+                _("--n_embd={embd} or --n_head={head} works").format(embd=embd, head=head),
             )
         if self.tokens is not None and self.is_set("tokens") and self.is_set("max_iters"):
             raise UserError(
-                "tokens and max_iters are both set",
-                f"tokens from {self.origins['tokens']}, max_iters from {self.origins['max_iters']}; "
-                "both say when the run ends",
-                f"keep one of them; --max_iters={self._steps_for_tokens()} is that many tokens",
+                _("tokens and max_iters are both set"),
+                _("tokens from {one}, max_iters from {other}; both say when the run ends").format(
+                    one=shown_origin(self.origins["tokens"]),
+                    other=shown_origin(self.origins["max_iters"]),
+                ),
+                _("keep one of them; --max_iters={n} is that many tokens").format(n=self._steps_for_tokens()),
             )
         if self.arch == "gpt2" and self.decay_lr and self.min_lr > self.learning_rate:
             raise UserError(
-                f"min_lr {self.min_lr:g} is above learning_rate {self.learning_rate:g}",
-                "the learning rate would rise through the run instead of decaying"
-                + ("" if self.is_set("min_lr") else " (min_lr is at its default)"),
-                f"--min_lr={self.learning_rate / 10:g}, or --decay_lr=False for a constant rate",
+                _("min_lr {min_lr:g} is above learning_rate {learning_rate:g}").format(
+                    min_lr=self.min_lr, learning_rate=self.learning_rate
+                ),
+                _("the learning rate would rise through the run instead of decaying")
+                if self.is_set("min_lr")
+                else _(
+                    "the learning rate would rise through the run instead of decaying (min_lr is at its "
+                    "default)"
+                ),
+                _("{flag}, or --decay_lr=False for a constant rate").format(
+                    flag=f"--min_lr={self.learning_rate / 10:g}"
+                ),
             )
         if self.extend_lr is not None and self.extend != "rewarm":
             raise UserError(
-                "extend_lr is the highest rate of a rewarm",
+                _("extend_lr is the highest rate of a rewarm"),
                 hint=f"--extend=rewarm --extend_lr={self.extend_lr:g}",
             )
         check_init_from(self.init_from)
         if self.fresh and self.init_from == "resume":
-            raise UserError("fresh starts over and init_from='resume' continues", hint="keep one of them")
+            raise UserError(
+                _("fresh starts over and init_from='resume' continues"), hint=_("keep one of them")
+            )
 
     def _check_arch(self) -> None:
         theirs = ("depth", "generation", "embedding_lr", "unembedding_lr", "scalar_lr", "warmdown_ratio",
@@ -198,32 +198,40 @@ class RunConfig(Config):
             for name in theirs:
                 if self.is_set(name) and getattr(self, name) != usual[name]:
                     raise UserError(
-                        f"{name} belongs to arch='nanochat', and arch is 'gpt2' ({self.origins[name]})",
-                        hint="--arch=nanochat, or leave it out",
+                        _("{name} belongs to arch='nanochat', and arch is 'gpt2' ({origin})").format(
+                            name=name, origin=shown_origin(self.origins[name])
+                        ),
+                        hint=_("--arch=nanochat, or leave it out"),
                     )
             return
         self.shape(self.vocab_size or 64)  # a shape refuses what it cannot be
         if self.dropout:
-            raise UserError("nanochat has no dropout", f"dropout is {self.dropout:g}", "--dropout=0")
+            raise UserError(
+                _("nanochat has no dropout"),
+                _("dropout is {dropout:g}").format(dropout=self.dropout),
+                "--dropout=0",
+            )
         if self.bias:
-            raise UserError("nanochat has no biases", hint="--bias=False")
+            raise UserError(_("nanochat has no biases"), hint="--bias=False")
         if self.optimizer == "adamw":
             raise UserError(
-                "nanochat learns by Muon",
-                "its learning rates are tuned for it",
-                "--optimizer=muon, or --arch=gpt2",
+                _("nanochat learns by Muon"),
+                _("its learning rates are tuned for it"),
+                _("--optimizer=muon, or --arch=gpt2"),
             )
         if self.n_embd // self.n_head % 2:
             raise UserError(
-                f"nanochat's heads need an even number of channels, not {self.n_embd // self.n_head}",
-                "rotary positions turn them in pairs",
-                "an n_embd that is a multiple of 2 × n_head works",
+                _("nanochat's heads need an even number of channels, not {n}").format(
+                    n=self.n_embd // self.n_head
+                ),
+                _("rotary positions turn them in pairs"),
+                _("an n_embd that is a multiple of 2 × n_head works"),
             )
         if self.is_set("depth") and self.is_set("n_layer") and self.depth != self.n_layer:
             raise UserError(
-                f"depth is {self.depth} and n_layer {self.n_layer}",
-                "nanochat's depth is its number of layers",
-                "keep one of them; n_embd may be your own",
+                _("depth is {depth} and n_layer {n_layer}").format(depth=self.depth, n_layer=self.n_layer),
+                _("nanochat's depth is its number of layers"),
+                _("keep one of them; n_embd may be your own"),
             )
 
     def _check_batch(self) -> None:
@@ -233,15 +241,23 @@ class RunConfig(Config):
         if self.total_batch_size % micro:
             up = -(-self.total_batch_size // micro) * micro
             raise UserError(
-                f"total_batch_size {self.total_batch_size:,} is no whole number of micro-batches",
-                f"one is batch_size {self.batch_size} × block_size {self.block_size} = {micro:,} tokens",
-                f"--total_batch_size={up}, or another batch_size",
+                _("total_batch_size {n:,} is no whole number of micro-batches").format(
+                    n=self.total_batch_size
+                ),
+                _("one is batch_size {batch_size} × block_size {block_size} = {micro:,} tokens").format(
+                    batch_size=self.batch_size, block_size=self.block_size, micro=micro
+                ),
+                _("--total_batch_size={up}, or another batch_size").format(up=up),
             )
         if self.tokens_per_step != self.total_batch_size:
             raise UserError(
-                "total_batch_size and gradient_accumulation_steps contradict each other",
-                f"{self.gradient_accumulation_steps} micro-batches of {micro:,} tokens are {self.tokens_per_step:,}",
-                "keep one of them",
+                _("total_batch_size and gradient_accumulation_steps contradict each other"),
+                _("{n} micro-batches of {micro:,} tokens are {tokens:,}").format(
+                    n=self.gradient_accumulation_steps,
+                    micro=micro,
+                    tokens=self.tokens_per_step,
+                ),
+                _("keep one of them"),
             )
 
     def without_schedule_notes(self) -> RunConfig:
@@ -257,22 +273,23 @@ class RunConfig(Config):
         if self.arch != "gpt2":
             if warmup < last or not last:
                 return ()
-            return (
-                f"the warm-up of {warmup} steps does not end before the run (--warmup_iters={last // 10})",
-            )
+            return (_too_long_a_warmup(warmup, last),)
         if not self.decay_lr:
             return ()
         if warmup >= min(end, last) > 0 and self.is_set("max_iters"):
-            return (
-                f"the warm-up of {warmup} steps does not end before the run (--warmup_iters={min(end, last) // 10})",
-            )
+            return (_too_long_a_warmup(warmup, min(end, last)),)
         if not self.is_set("max_iters") or not last or last / 2 <= end <= 2 * last:
             return ()
-        effect = "hardly decays" if end > last else f"stays at min_lr from step {end} on"
-        return (
-            f"lr_decay_iters is {end} and max_iters {last}: the learning rate {effect} "
-            f"(--lr_decay_iters={last} ends both together)",
+        text = _(
+            "lr_decay_iters is {end} and max_iters {last}: the learning rate stays at min_lr from step {end} "
+            "on ({flag} ends both together)"
         )
+        if end > last:
+            text = _(
+                "lr_decay_iters is {end} and max_iters {last}: the learning rate hardly decays ({flag} ends "
+                "both together)"
+            )
+        return (text.format(end=end, last=last, flag=f"--lr_decay_iters={last}"),)
 
     def resolved(self) -> RunConfig:
         """What the user left open filled in: by the dial, by the batch asked for, by the horizon."""
@@ -309,7 +326,11 @@ class RunConfig(Config):
         usual: dict[str, Any] = {f.name: f.default for f in knobs(type(self)) if f.name in left}
         origins = {name: origin for name, origin in self.origins.items() if name not in left}
         where = self.origins[other].rpartition(":")[0] or self.origins[other]
-        note = f"--{given[0]} is used; {' and '.join(sorted(left))} of {where} {'is' if len(left) == 1 else 'are'} not"
+        one, *more = sorted(left)
+        note = _("--{name} is used; {one} and {other} of {file} are not")
+        if not more:
+            note = _("--{name} is used; {one} of {file} is not")
+        note = note.format(name=given[0], one=one, other="".join(more), file=shown_origin(where))
         return dataclasses.replace(self, **usual, origins=origins, notes=(*self.notes, note))
 
     def _with_defaults(self, **values: Any) -> RunConfig:
@@ -322,14 +343,14 @@ class RunConfig(Config):
         usual = {f.name: f.default for f in knobs(type(self))}
         if self.arch == "gpt2":
             names: tuple[str, ...] = () if self.by_muon else ("matrix_lr",)
-            why = "AdamW's learning rate is learning_rate"
+            why = _("AdamW's learning rate is learning_rate")
         else:
             names = ("learning_rate", "min_lr", "beta1", "beta2", "lr_decay_iters")
-            why = "nanochat has its own (matrix_lr, warmdown_ratio ...)"
+            why = _("nanochat has its own (matrix_lr, warmdown_ratio ...)")
             if self.generation == 2025:
                 names += ("window_pattern", "value_embeddings", "scalar_lr")
         idle = [n for n in names if self.is_set(n) and getattr(self, n) != usual[n]]
-        return (f"{', '.join(idle)} not used: {why}",) if idle else ()
+        return (_("{names} not used: {why}").format(names=", ".join(idle), why=why),) if idle else ()
 
     def _by_the_dial(self) -> RunConfig:
         """nanochat's values for this depth. Its own tokenizer's vocabulary where none is named."""
@@ -371,16 +392,6 @@ class RunConfig(Config):
         return dataclasses.replace(self, **changes)
 
 
-def check_init_from(init_from: str) -> None:
-    if (
-        init_from in ("auto", "scratch", "resume", *PRETRAINED)
-        or "/" in init_from
-        or init_from.endswith(".pt")
-    ):
-        return
-    near = difflib.get_close_matches(init_from, ("auto", "scratch", "resume", *PRETRAINED), n=1)
-    raise UserError(
-        f"init_from cannot be {shortened(init_from)}",
-        f"it is auto, scratch, resume, one of {', '.join(PRETRAINED)}, or a path with a slash in it",
-        f"did you mean {near[0]}?" if near else f"for a folder here: --init_from=./{init_from}",
-    )
+def _too_long_a_warmup(warmup: int, last: int) -> str:
+    text = _("the warm-up of {n} steps does not end before the run ({flag})")
+    return text.format(n=warmup, flag=f"--warmup_iters={last // 10}")

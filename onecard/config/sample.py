@@ -1,17 +1,21 @@
-"""The knobs of sampling, as nanoGPT's sample.py has them."""
+"""Knobs of sampling, as nanoGPT's sample.py has them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from onecard.config.knobs import Config, knob
-from onecard.config.run import check_init_from
+from onecard.config.others import check_init_from
 from onecard.errors import UserError
+from onecard.language import N_, _
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleConfig(Config):
-    """Drawing text from a run or a pretrained model, as nanoGPT's sample.py."""
+    """How text is generated with a run or a pretrained model, as by nanoGPT's sample.py."""
+
+    groups: ClassVar[tuple[str, ...]] = (N_("model"), N_("sampling"), N_("system"))
 
     # fmt: off
     init_from: str = knob("str", "resume", "resume (the run in out_dir), gpt2[-medium|-large|-xl], a folder or a ckpt.pt", group="model")
@@ -33,6 +37,8 @@ class SampleConfig(Config):
         check_init_from(self.init_from)
         if self.init_from in ("auto", "scratch"):
             raise UserError(
-                f"there is nothing to sample from in init_from='{self.init_from}'",
-                hint="--init_from=resume with --out_dir=FOLDER, or --init_from=gpt2",
+                _("there is nothing to sample from in init_from='{init_from}'").format(
+                    init_from=self.init_from
+                ),
+                hint=_("--init_from=resume with --out_dir=FOLDER, or --init_from=gpt2"),
             )

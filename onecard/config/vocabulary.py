@@ -1,4 +1,4 @@
-"""The tokens a config counts on, and how to prepare them: its vocabulary decides which model it makes.
+"""The vocabulary that a config counts on, and how to prepare it: it decides which model the config makes.
 
 Data in other tokens trains as well, but another model than the config's. Who has no data yet gets the command
 that makes the right ones, and who has others gets a note.
@@ -18,6 +18,7 @@ from onecard.config.dataset import data_dir
 from onecard.config.files import COMMAND_LINE, MAX_FILE_BYTES
 from onecard.config.run import RunConfig
 from onecard.files import read_bounded
+from onecard.language import _
 
 _RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
 # GPT-2's own 50,257 and what it is padded to. Less than a thousand are bytes or characters.
@@ -47,23 +48,32 @@ def wanted_data(config: RunConfig) -> Wanted:
 
 
 def other_vocabulary(config: RunConfig, there: int | None) -> str | None:
-    """What to tell where the config counts on another vocabulary than the data's (`there`, None: unknown)."""
+    """A note where the config counts on another vocabulary than the data's (`there`, None: unknown)."""
     command = _recipe(config)
     pinned = config.is_set("vocab_size") and config.vocab_size is not None
     wanted = config.vocab_size if pinned else _trained(command)
     if wanted is None or there is None or abs(wanted - there) < _PADDING:
         return None
-    data = f"{data_dir(config.dataset)} has {there:,} tokens in its vocabulary"
-    how = f"; the data it is meant for: {command}" if command else ""
+    facts = {"folder": data_dir(config.dataset), "there": there, "wanted": wanted}
     if pinned:
-        return f"{data}, and vocab_size is {wanted:,}: the rest is never seen{how}"
-    where = config.origins["dataset"].rpartition(":")[0]
-    return f"{data}, {where} counts on {wanted:,}: this is another model than the one it describes{how}"
+        note = _(
+            "{folder} has {there:,} tokens in its vocabulary, and vocab_size is {wanted:,}: the rest is "
+            "never seen"
+        )
+    else:
+        note = _(
+            "{folder} has {there:,} tokens in its vocabulary, {file} counts on {wanted:,}: this is another "
+            "model than the one it describes"
+        )
+    text = note.format(**facts, file=config.origins["dataset"].rpartition(":")[0])
+    if not command:
+        return text
+    return _("{note}; the data it is meant for: {command}").format(note=text, command=command)
 
 
 def _recipe(config: RunConfig) -> str:
     """The `onecard prepare` in the comments of the file that names the dataset, if it makes that dataset."""
-    path, colon, _ = config.origins.get("dataset", "").rpartition(":")
+    path, colon, _line = config.origins.get("dataset", "").rpartition(":")
     if not colon or config.origins.get("vocab_size") == COMMAND_LINE:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""What a file of torch.save would take of memory, looked at before any of it is loaded.
+"""Memory that a file of torch.save would take, counted before any of it is loaded.
 
 torch's restricted unpickler runs no program that a file asks for, but it does not count: a packed entry of a
 zip archive may be a thousand times larger than the file, and a short pickle can ask for the same long list
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from onecard.files import open_plain
+from onecard.language import _
 
 # gpt2-xl with its moments has 2,300 tensors, 40 instructions and 200 bytes each.
 _PICKLE_BYTES, _CONTENTS_BYTES = 32 * 2**20, 8 * 2**20
@@ -57,14 +58,14 @@ def check_archive(path: Path) -> None:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             if any(e.compress_type != zipfile.ZIP_STORED or e.compress_size != e.file_size for e in entries):
-                raise TooLargeError("its parts are packed, which torch.save never does")
+                raise TooLargeError(_("its parts are packed, which torch.save never does"))
             if sum(entry.file_size for entry in entries) > file.seek(0, io.SEEK_END):
-                raise TooLargeError("its parts are together larger than the file")
+                raise TooLargeError(_("its parts together are larger than the file"))
             for entry in entries:
                 if entry.filename.rpartition("/")[2] != "data.pkl":
                     continue
                 if entry.file_size > _PICKLE_BYTES:
-                    raise TooLargeError(f"its list of tensors has {entry.file_size:,} bytes")
+                    raise TooLargeError(_("its list of tensors has {n:,} bytes").format(n=entry.file_size))
                 _Weighing().read(io.BytesIO(archive.read(entry)))
 
 
@@ -73,7 +74,7 @@ def check_legacy(path: Path) -> None:
     with open_plain(path) as file:
         start = io.BytesIO(file.read(_PICKLE_BYTES))
     weighing = _Weighing()
-    for _ in range(_LEGACY_PICKLES):
+    for _pickle in range(_LEGACY_PICKLES):
         weighing.read(start)
 
 
@@ -84,17 +85,19 @@ def _check_contents(file: BinaryIO) -> None:
     file.seek(max(0, size - 98))
     end = file.read()
     if end[-22:-18] != _END or end[-2:] != b"\0\0":
-        raise TooLargeError("its table of contents is not at its end, where torch.save writes it")
+        raise TooLargeError(_("its table of contents is not at its end, where torch.save writes it"))
     length, begins = struct.unpack("<II", end[-10:-2])
     behind = size - 22
     if end[-42:-38] == _LOCATOR_64:
         (where,) = struct.unpack("<Q", end[-34:-26])
         if len(end) < 98 or where != size - 98 or end[:4] != _END_64:
-            raise TooLargeError("its table of contents is not at its end, where torch.save writes it")
+            raise TooLargeError(_("its table of contents is not at its end, where torch.save writes it"))
         length, begins = struct.unpack("<QQ", end[40:56])
         behind = where
     if begins + length != behind or length > _CONTENTS_BYTES:
-        raise TooLargeError(f"its table of contents has {length:,} bytes, or lies elsewhere than it says")
+        raise TooLargeError(
+            _("its table of contents has {n:,} bytes, or lies elsewhere than it says").format(length=length)
+        )
 
 
 class _Value:
@@ -123,17 +126,19 @@ class _Weighing:
             self._one(name, argument)
 
     def _instructions(self, stream: BinaryIO) -> Iterator[tuple[str, Any]]:
-        for opcode, argument, _ in pickletools.genops(stream):
+        for opcode, argument, _place in pickletools.genops(stream):
             self._left -= 1
             if self._left < 0:
-                raise TooLargeError(f"its list of tensors has more than {_INSTRUCTIONS:,} instructions")
+                raise TooLargeError(
+                    _("its list of tensors has more than {n:,} instructions").format(n=_INSTRUCTIONS)
+                )
             yield opcode.name, argument
 
     def _one(self, name: str, argument: Any) -> None:
         stack = self._stack
         if name in _CONSTANTS:
             if isinstance(argument, int) and abs(argument) >= _LARGEST_INTEGER and argument != _LEGACY_MAGIC:
-                raise TooLargeError("it has a whole number of more than 71 bits")
+                raise TooLargeError(_("it has a whole number of more than 71 bits"))
             stack.append(_NUMBER if isinstance(argument, int) else _PLAIN)
         elif name in ("BINUNICODE", "SHORT_BINSTRING"):
             stack.append(_Value("text", 1 + len(argument)))
@@ -190,14 +195,14 @@ class _Weighing:
 
     def _put(self, items: list[_Value], *, keys: bool) -> None:
         if keys and any(key.kind not in ("text", "number") for key in items[::2]):
-            raise TooLargeError("a dictionary in it has keys that are neither text nor whole numbers")
+            raise TooLargeError(_("a dictionary in it has keys that are neither text nor whole numbers"))
         into = self._stack[-1]
         into.weight = min(into.weight + _weight(items), _COPIED + 1)
 
     def _count(self, value: _Value) -> None:
         self._copied += value.weight
         if self._copied > _COPIED:
-            raise TooLargeError("it copies the same values again and again")
+            raise TooLargeError(_("it copies the same values again and again"))
 
     def _storage(self, named: _Value) -> None:
         """("storage", its type, its name, a device, a size), and in old files whose part it is."""
@@ -212,7 +217,7 @@ def _weight(items: list[_Value]) -> int:
 
 
 def _global(argument: str) -> str:
-    module, _, name = argument.partition(" ")
+    module, _space, name = argument.partition(" ")
     full = f"{'builtins' if module == '__builtin__' else module}.{name}"
     plain = module in ("torch", "torch.cuda", "torch.storage") and (
         name.endswith("Storage") or name.islower()

@@ -29,23 +29,25 @@ from onecard.convert.reading import (
 )
 from onecard.errors import UserError, first_line, missing_package
 from onecard.files import flush_to_disk
+from onecard.language import N_, _
 
 _Reader = Callable[[dict[str, Any], dict[str, Tensor], Path], tuple[Shape, dict[str, Tensor]]]
 _READERS: dict[str, _Reader] = {"gpt2": read_gpt2, "nanochat": read_nanochat}  # by model_type
-_WRITTEN_BY = "give a folder that transformers' save_pretrained or onecard's export wrote"
+_WRITTEN_BY = N_("give a folder that transformers' save_pretrained or onecard's export wrote")
 
 
 def read_huggingface_folder(path: Path) -> tuple[Shape, dict[str, Tensor]]:
     """Shape and fp32 tensors of a model as transformers' save_pretrained (or our export) left it."""
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}")
-    config = read_settings(path / "config.json", _WRITTEN_BY)
+        raise UserError(_("there is no folder {path}").format(path=path))
+    config = read_settings(path / "config.json", _(_WRITTEN_BY))
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
-        kind = f"a model of type {shown(model_type)}" if model_type else "a model of unknown type"
         raise UserError(
-            f"{path} holds {kind}",
-            "onecard reads GPT-2 and nanochat models from such folders (model_type 'gpt2' or 'nanochat')",
+            _("{path} holds a model of type {kind}").format(path=path, kind=shown(model_type))
+            if model_type
+            else _("{path} holds a model of unknown type").format(path=path),
+            _("onecard reads GPT-2 and nanochat models from such folders (model_type 'gpt2' or 'nanochat')"),
         )
     return _READERS[model_type](config, dict(_stored_tensors(path)), path)
 
@@ -68,22 +70,27 @@ def write_huggingface_folder(
     n_vocab = shape.vocab_size if n_vocab is None else n_vocab
     if not 0 < n_vocab <= shape.vocab_size:
         raise UserError(
-            f"cannot export {n_vocab} tokens",
-            f"the model has a vocabulary of {shape.vocab_size}",
-            "check n_vocab",
+            _("cannot export {n_vocab:,} tokens").format(n_vocab=n_vocab),
+            _("the model has a vocabulary of {vocab_size:,}").format(vocab_size=shape.vocab_size),
         )
     if eot is not None and not 0 <= eot < n_vocab:
-        raise UserError(f"the end-of-text token {eot} is not one of the {n_vocab} exported tokens")
+        raise UserError(
+            _("the end-of-text token {eot} is not one of the {n_vocab} exported tokens").format(
+                eot=eot, n_vocab=n_vocab
+            )
+        )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(
-            f"{path} exists already" + (" and is not empty" if path.is_dir() else ""),
-            "nothing is overwritten",
-            "give the name of a new folder, or remove this one",
+            _("{path} exists already and is not empty").format(path=path)
+            if path.is_dir()
+            else _("{path} exists already").format(path=path),
+            _("nothing is overwritten"),
+            _("give the name of a new folder, or remove what is there"),
         )
     try:
         from safetensors.torch import save_file
     except ImportError as error:
-        raise missing_package("safetensors", "train", "exporting") from error
+        raise missing_package("safetensors", "train", _("exporting")) from error
     if isinstance(shape, NanochatShape):
         config, stored = stored_nanochat(shape, tensors, n_vocab, eot)
     else:
@@ -110,14 +117,16 @@ def pretrained_folder(name: str) -> Path:
     """The folder with OpenAI's weights, from the Hub or its cache; HF_ENDPOINT and HF_HUB_OFFLINE count."""
     if name not in PRETRAINED:
         raise UserError(
-            f"there are no pretrained weights '{name}'",
-            "OpenAI published " + ", ".join(PRETRAINED),
-            "to start from a folder in Hugging Face format: --init_from=./folder",
+            _("there are no pretrained weights '{name}'").format(name=name),
+            _("OpenAI published {names}").format(names=", ".join(PRETRAINED)),
+            _("to start from a folder in Hugging Face format: --init_from=./folder"),
         )
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise missing_package("huggingface_hub", "train", f"downloading the weights of {name}") from error
+        raise missing_package(
+            "huggingface_hub", "train", _("downloading the weights of {name}").format(name=name)
+        ) from error
     try:
         files = [
             Path(hf_hub_download(f"openai-community/{name}", file))
@@ -125,11 +134,13 @@ def pretrained_folder(name: str) -> Path:
         ]
     except Exception as error:  # which HTTP library's errors come through depends on the Hub client's version
         raise UserError(
-            f"cannot get the weights of {name} from the Hugging Face Hub",
+            _("cannot get the weights of {name} from the Hugging Face Hub").format(name=name),
             first_line(error),
-            f"check the network, or copy config.json and model.safetensors of openai-community/{name}\n"
-            "into a folder from a machine that reaches it, and use that: --init_from=./folder\n"
-            "(a mirror is named by the environment variable HF_ENDPOINT)",
+            _(
+                "check the network, or copy config.json and model.safetensors of openai-community/{name}\n"
+                "into a folder on a machine that reaches the Hub, and use that folder: --init_from=./folder\n"
+                "(the environment variable HF_ENDPOINT names a mirror)"
+            ).format(name=name),
         ) from error
     return files[-1].parent
 
@@ -148,22 +159,27 @@ def _stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors_in(file)
         return
     raise UserError(
-        f"{folder} has no weights",
-        "there is neither model.safetensors nor pytorch_model.bin, whole or in parts",
+        _("{folder} has no weights").format(folder=folder),
+        _("there is neither model.safetensors nor pytorch_model.bin, whole or in parts"),
     )
 
 
 def _shards(index: Path) -> list[Path]:
-    weight_map = read_settings(index, _WRITTEN_BY).get("weight_map")
+    weight_map = read_settings(index, _(_WRITTEN_BY)).get("weight_map")
     found = list(weight_map.values()) if isinstance(weight_map, dict) else []
     names = {name for name in found if isinstance(name, str)}
     # A name that leads elsewhere would have us read a file the user did not hand over.
     if not names or not all(isinstance(name, str) for name in found) or not all(map(_is_plain, names)):
-        raise UserError(f"cannot read {index}", "its 'weight_map' does not name files in this folder")
+        raise UserError(
+            _("cannot read {path}").format(path=index),
+            _("its 'weight_map' does not name files in this folder"),
+        )
     for name in sorted(names):
         if not (index.parent / name).is_file():
             raise UserError(
-                f"there is no file {index.parent / name}", f"{index.name} lists it", "copy the folder again"
+                _("there is no file {path}").format(path=index.parent / name),
+                _("{name} lists it").format(name=index.name),
+                _("copy the folder again"),
             )
     return [index.parent / name for name in sorted(names)]
 
@@ -179,7 +195,7 @@ def _tensors_in(file: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         from safetensors import safe_open
     except ImportError as error:
-        raise missing_package("safetensors", "train", f"reading {file}") from error
+        raise missing_package("safetensors", "train", _("reading {file}").format(file=file)) from error
     first_bytes(file)
     try:
         with safe_open(file, framework="pt", device="cpu") as tensors:
@@ -187,9 +203,9 @@ def _tensors_in(file: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, tensors.get_tensor(name)
     except Exception as error:  # the library's own error type derives from Exception only
         raise UserError(
-            f"{file} cannot be read",
-            f"the file is incomplete or damaged: {first_line(error)}",
-            "copy it again",
+            _("{path} cannot be read").format(path=file),
+            _("the file is incomplete or damaged: {error}").format(error=first_line(error)),
+            _("copy it again"),
         ) from error
 
 

@@ -19,12 +19,15 @@ from onecard.convert.reading import (
     HEAD,
     checked_tensors,
     is_mask_buffer,
+    only,
     parameter_shapes,
     same_values,
     sizes_in,
     unquoted,
+    unsupported_settings,
 )
 from onecard.errors import UserError
+from onecard.language import _
 
 _CONV1D = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 _GELU_TANH = {"gelu_new": True, "gelu_pytorch_tanh": True, "gelu": False}
@@ -64,10 +67,12 @@ def read_gpt2(
     # Zero biases alone do not mean a model without them: they could be learnt from here on. Only our
     # own mark says so, and it outlives a fine-tuning with transformers that has moved the biases.
     own_mark = config.get("onecard")
-    if own_mark is not None and not (isinstance(own_mark, dict) and isinstance(own_mark.get("bias"), bool)):
+    if isinstance(own_mark, dict) and not isinstance(own_mark.get("bias"), bool):
         where = folder / "config.json"
-        raise UserError(f"{where} is damaged", "its entry 'onecard' is not what export writes")
-    without_bias = own_mark is not None and not own_mark["bias"]
+        raise UserError(
+            _("{path} is damaged").format(path=where), _("its entry 'onecard' is not what export writes")
+        )
+    without_bias = isinstance(own_mark, dict) and not own_mark["bias"]
     if without_bias and not any(tensors[name].count_nonzero() for name in biases):
         tensors = {name: tensor for name, tensor in tensors.items() if name not in biases}
         shape = replace(shape, bias=False)
@@ -99,17 +104,16 @@ def _shape_of(config: dict[str, Any], n_tensors: int, where: Path) -> GPT2Shape:
         if config.get(switch, False)
     ]
     if config.get("n_inner") not in (None, 4 * sizes["n_embd"]):
+        value = unquoted(config["n_inner"])
         unsupported.append(
-            f"n_inner = {unquoted(config['n_inner'])} (only 4 × n_embd = {4 * sizes['n_embd']})"
+            _("n_inner = {value} (only 4 × n_embd = {n})").format(value=value, n=4 * sizes["n_embd"])
         )
     if config.get("layer_norm_epsilon", _NORM_EPSILON) != _NORM_EPSILON:
-        unsupported.append(
-            f"layer_norm_epsilon = {unquoted(config['layer_norm_epsilon'])} (only {_NORM_EPSILON})"
-        )
+        unsupported.append(only("layer_norm_epsilon", config["layer_norm_epsilon"], _NORM_EPSILON))
     if unsupported:
         raise UserError(
-            f"{where} describes a GPT-2 that onecard cannot compute",
-            "these settings change the numbers and are not supported:\n" + "\n".join(unsupported),
+            _("{where} describes a GPT-2 that onecard cannot compute").format(where=where),
+            unsupported_settings(unsupported),
         )
     return GPT2Shape(**sizes, bias=True, gelu_tanh=_GELU_TANH[activation])
 
@@ -117,13 +121,15 @@ def _shape_of(config: dict[str, Any], n_tensors: int, where: Path) -> GPT2Shape:
 def _check_tied(head: Tensor | None, embedding: Tensor, tied: bool, where: Path) -> None:
     if head is None and not tied:
         raise UserError(
-            f"{where} has no output head",
-            f"tie_word_embeddings is false, but there is no '{HEAD}' among the tensors",
+            _("{where} has no output head").format(where=where),
+            _("tie_word_embeddings is false, but there is no '{head}' among the tensors").format(head=HEAD),
         )
     if head is not None and not same_values(head, embedding):
         raise UserError(
-            f"{where} has an output head of its own",
-            f"'{HEAD}' differs from '{EMBEDDING}'; onecard's GPT-2 uses one tensor for both",
+            _("{path} has an output head of its own").format(path=where),
+            _("'{one}' differs from '{other}'; onecard's GPT-2 uses one tensor for both").format(
+                one=HEAD, other=EMBEDDING
+            ),
         )
 
 

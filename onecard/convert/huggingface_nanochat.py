@@ -8,9 +8,19 @@ from typing import Any
 from torch import Tensor
 
 from onecard.arch.shapes import GPT2_PADDED_VOCABULARY, NanochatShape
-from onecard.convert.layout import layout_of, packed, shapes_there, taken_apart
-from onecard.convert.reading import EMBEDDING, HEAD, checked_tensors, parameter_shapes, sizes_in, unquoted
+from onecard.convert.packing import packed, packing_of, shapes_there, taken_apart
+from onecard.convert.reading import (
+    EMBEDDING,
+    HEAD,
+    checked_tensors,
+    only,
+    parameter_shapes,
+    sizes_in,
+    unquoted,
+    unsupported_settings,
+)
 from onecard.errors import UserError
+from onecard.language import _
 from onecard.model.layers import RMS_EPSILON
 
 _SIZES = {
@@ -56,8 +66,8 @@ def read_nanochat(
     """Shape and fp32 tensors, from config.json and what the weight files hold."""
     shape = _shape_of(config, n_tensors=len(stored), where=folder / "config.json")
     shapes = parameter_shapes(shape)
-    layout = layout_of(shapes, _their_names)
-    return shape, packed(checked_tensors(stored, shapes_there(shapes, layout), folder), layout)
+    packing = packing_of(shapes, _their_names)
+    return shape, packed(checked_tensors(stored, shapes_there(shapes, packing), folder), packing)
 
 
 def stored_nanochat(
@@ -65,7 +75,7 @@ def stored_nanochat(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What goes into config.json and the weight file: the reverse of read_nanochat."""
     cropped = {name: t[:n_vocab] if name in (EMBEDDING, HEAD) else t for name, t in tensors.items()}
-    return _config_of(shape, n_vocab, eot), taken_apart(cropped, layout_of(tensors, _their_names))
+    return _config_of(shape, n_vocab, eot), taken_apart(cropped, packing_of(tensors, _their_names))
 
 
 def _their_names(name: str) -> tuple[str, ...]:
@@ -78,56 +88,58 @@ def _their_names(name: str) -> tuple[str, ...]:
 
 
 def _shape_of(config: dict[str, Any], n_tensors: int, where: Path) -> NanochatShape:
-    told = {**_DEFAULTS, **config}
-    sizes = sizes_in(told, _SIZES, n_tensors, where)
+    values = {**_DEFAULTS, **config}
+    sizes = sizes_in(values, _SIZES, n_tensors, where)
     width, heads = sizes["n_embd"], sizes["n_head"]
     unsupported = [
-        f"{name} = {unquoted(told[name])} (only {only})"
-        for name, only in (
+        only(name, values[name], wanted)
+        for name, wanted in (
             ("intermediate_size", 4 * width),
             ("hidden_act", "relu2"),
             ("final_logit_softcapping", _SOFTCAP),
         )
-        if told[name] != only
+        if values[name] != wanted
     ]
-    unsupported += [f"{name} = true" for name in ("attention_bias", "tie_word_embeddings") if told[name]]
-    epsilon = told["rms_norm_eps"]
+    unsupported += [f"{name} = true" for name in ("attention_bias", "tie_word_embeddings") if values[name]]
+    epsilon = values["rms_norm_eps"]
     if not isinstance(epsilon, int | float) or not 0 < epsilon <= _LARGEST_EPSILON:
-        unsupported.append(f"rms_norm_eps = {unquoted(epsilon)} (only up to {_LARGEST_EPSILON})")
-    if told.get("num_key_value_heads") not in (None, heads):
         unsupported.append(
-            f"num_key_value_heads = {unquoted(told['num_key_value_heads'])} (only num_attention_heads)"
+            _("rms_norm_eps = {value} (only up to {largest})").format(
+                value=unquoted(epsilon), largest=str(_LARGEST_EPSILON)
+            )
         )
-    if told.get("head_dim") not in (None, width // heads):
-        unsupported.append(
-            f"head_dim = {unquoted(told['head_dim'])} (only hidden_size / num_attention_heads)"
-        )
+    if values.get("num_key_value_heads") not in (None, heads):
+        unsupported.append(only("num_key_value_heads", values["num_key_value_heads"], "num_attention_heads"))
+    if values.get("head_dim") not in (None, width // heads):
+        unsupported.append(only("head_dim", values["head_dim"], "hidden_size / num_attention_heads"))
     if width // heads % 2:
-        unsupported.append(f"heads of {width // heads} channels (rotary positions need an even number)")
+        unsupported.append(
+            _("heads of {n} channels (rotary positions need an even number)").format(n=width // heads)
+        )
     unsupported += _rotary_problems(config)
     if unsupported:
         raise UserError(
-            f"{where} describes a nanochat that onecard cannot compute",
-            "these settings change the numbers and are not supported:\n" + "\n".join(unsupported),
+            _("{where} describes a nanochat that onecard cannot compute").format(where=where),
+            unsupported_settings(unsupported),
         )
     return NanochatShape(**sizes)
 
 
 def _rotary_problems(config: dict[str, Any]) -> list[str]:
-    # Before version 5 transformers kept the base beside the other settings, and the rest in rope_scaling.
+    # Before version 5 transformers kept the base with the other settings, and the rest in rope_scaling.
     rotary = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rotary, dict):
         return [f"rope_parameters = {unquoted(rotary)}"]
-    beside = {"rope_type": rotary.get("type", "default"), "rope_theta": _ROTARY_BASE}
-    told = {**beside, "partial_rotary_factor": 1.0, **config, **rotary}
+    usual = {"rope_type": rotary.get("type", "default"), "rope_theta": _ROTARY_BASE}
+    values = {**usual, "partial_rotary_factor": 1.0, **config, **rotary}
     return [
-        f"{name} = {unquoted(told[name])} (only {only})"
-        for name, only in (
+        only(name, values[name], wanted)
+        for name, wanted in (
             ("rope_type", "default"),
             ("rope_theta", _ROTARY_BASE),
             ("partial_rotary_factor", 1.0),
         )
-        if told[name] != only
+        if values[name] != wanted
     ]
 
 

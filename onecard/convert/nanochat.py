@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from onecard.arch.shapes import Nanochat2026Shape, NanochatShape
-from onecard.convert.layout import layout_of, packed, shapes_there
+from onecard.convert.packing import packed, packing_of, shapes_there
 from onecard.convert.reading import (
     EMBEDDING,
     HEAD,
@@ -28,6 +28,7 @@ from onecard.convert.reading import (
     sizes_in,
 )
 from onecard.errors import UserError
+from onecard.language import _
 
 _MODEL_FILE = re.compile(r"model_(\d+)\.pt")
 _SIZES = {
@@ -72,20 +73,26 @@ def read_nanochat_checkpoint(path: Path, step: int | None = None) -> NanochatChe
     found = {plain_name(name): tensor for name, tensor in found.items()}
     shape = _shape_of(config, found, path)
     shapes = parameter_shapes(shape)
-    layout = layout_of(shapes, _their_names)
-    theirs = checked_tensors(_without_padding(found, shape.vocab_size), shapes_there(shapes, layout), path)
-    return NanochatCheckpoint(path, int(match[1]), shape, packed(theirs, layout))
+    packing = packing_of(shapes, _their_names)
+    theirs = checked_tensors(_without_padding(found, shape.vocab_size), shapes_there(shapes, packing), path)
+    return NanochatCheckpoint(path, int(match[1]), shape, packed(theirs, packing))
 
 
 def _chosen(folder: Path, step: int | None) -> Path:
     steps = nanochat_steps(folder)
     if not steps:
-        raise UserError(f"there is no checkpoint of nanochat in {folder}", "it has no file model_NNNNNN.pt")
+        raise UserError(
+            _("there is no checkpoint of nanochat in {folder}").format(folder=folder),
+            _("it has no file model_NNNNNN.pt"),
+        )
     if step is None:
         return steps[max(steps)]
     if step not in steps:
         there = ", ".join(map(str, steps))
-        raise UserError(f"there is no checkpoint of step {step} in {folder}", f"there are: {there}")
+        raise UserError(
+            _("there is no checkpoint of step {step} in {path}").format(step=step, path=folder),
+            _("there are: {there}").format(there=there),
+        )
     return steps[step]
 
 
@@ -95,11 +102,12 @@ def _meta_file(model: Path) -> Path:
 
 def _model_config(model: Path) -> dict[str, Any]:
     meta = _meta_file(model)
-    hint = f"it tells the model's sizes: copy it from where {model.name} was written"
+    hint = _("it holds the model's sizes: copy it from where {name} was written").format(name=model.name)
     config = read_settings(meta, hint).get("model_config")
     if not isinstance(config, dict):
         raise UserError(
-            f"{meta} does not describe a model of nanochat", "it has no 'model_config' with the model's sizes"
+            _("{path} does not describe a model of nanochat").format(path=meta),
+            _("it has no 'model_config' with the model's sizes"),
         )
     return config
 
@@ -114,19 +122,26 @@ def _shape_of(
     kv_heads = config.get("n_kv_head", shape.n_head)
     if kv_heads != shape.n_head:
         raise UserError(
-            f"{where} shares keys and values between heads, which onecard cannot compute",
-            f"it has {shape.n_head} heads for queries and {shown(kv_heads)} for keys and values (n_kv_head)",
+            _("{where} shares keys and values between heads, which onecard cannot compute").format(
+                where=where
+            ),
+            _("it has {n_head} heads for queries and {value} for keys and values (n_kv_head)").format(
+                n_head=shape.n_head, value=shown(kv_heads)
+            ),
         )
     if shape.head_dim % 2:
         raise UserError(
-            f"the model settings in {meta} are incomplete or wrong",
-            f"heads of {shape.head_dim} channels cannot be rotated: the number must be even",
+            _("the model settings in {where} are incomplete or wrong").format(where=meta),
+            _("heads of {head_dim} channels cannot be rotated: the number must be even").format(
+                head_dim=shape.head_dim
+            ),
         )
     if "resid_lambdas" in found or "window_pattern" in config:
         pattern = config.get("window_pattern", "L")
         if not isinstance(pattern, str) or len(pattern) > _LONGEST_PATTERN:
             raise UserError(
-                f"the model settings in {meta} are incomplete or wrong", f"window_pattern is {shown(pattern)}"
+                _("the model settings in {where} are incomplete or wrong").format(where=meta),
+                _("window_pattern is {value}").format(value=shown(pattern)),
             )
         pattern = pattern.upper()
         with_values = any(name.startswith("value_embeds.") for name in found)

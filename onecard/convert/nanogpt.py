@@ -33,6 +33,7 @@ from onecard.convert.reading import (
     sizes_in,
 )
 from onecard.errors import UserError
+from onecard.language import _
 
 # nanoGPT starts from this "best loss" before it has evaluated anything.
 _NO_LOSS_YET = 1e9
@@ -58,9 +59,9 @@ def read_nanogpt_checkpoint(path: Path) -> NanoGPTCheckpoint:
     missing = [key for key in ("model_args", "model") if not isinstance(saved, dict) or key not in saved]
     if missing:
         raise UserError(
-            f"{path} is not a checkpoint of nanoGPT",
-            "it has no " + " and no ".join(f"'{key}'" for key in missing),
-            "give the ckpt.pt that nanoGPT's train.py wrote into its out_dir",
+            _("{path} is not a checkpoint of nanoGPT").format(path=path),
+            _("it lacks: {names}").format(names=", ".join(missing)),
+            _("give the ckpt.pt that nanoGPT's train.py wrote into its out_dir"),
         )
     found = {
         plain_name(name): tensor
@@ -73,9 +74,11 @@ def read_nanogpt_checkpoint(path: Path) -> NanoGPTCheckpoint:
     tensors = checked_tensors(found, shapes, path)
     if head is not None and not same_values(head, tensors[EMBEDDING]):
         raise UserError(
-            f"{path} has an output head of its own",
-            f"'{HEAD}' differs from '{EMBEDDING}'; onecard's GPT-2 uses one tensor for both, "
-            "as nanoGPT has since January 2023",
+            _("{path} has an output head of its own").format(path=path),
+            _(
+                "'{one}' differs from '{other}'; onecard's GPT-2 uses one tensor for both, as nanoGPT "
+                "has since January 2023"
+            ).format(one=HEAD, other=EMBEDDING),
         )
     moments, optimizer_step, sorted_layout = _moments_of(saved.get("optimizer"), shapes, path)
     if sorted_layout:  # so it is from before 6 May 2023, when GELU was still computed by tanh
@@ -126,7 +129,10 @@ def write_nanogpt_checkpoint(path: Path, checkpoint: NanoGPTCheckpoint) -> None:
 
 def _shape_of(model_args: object, n_tensors: int, where: Path) -> GPT2Shape:
     if not isinstance(model_args, dict):
-        raise UserError(f"{where} is not a checkpoint of nanoGPT", "its 'model_args' are not a dictionary")
+        raise UserError(
+            _("{path} is not a checkpoint of nanoGPT").format(path=where),
+            _("its 'model_args' are not a dictionary"),
+        )
     sizes = sizes_in(model_args, _SIZES, n_tensors, where)
     # The activation is not recorded. nanoGPT computed GELU by tanh until 17 May 2023, and 'bias' is
     # recorded since 27 January of that year.
@@ -152,24 +158,24 @@ def _moments_of(
 
     def not_nanogpts(why: str) -> UserError:
         return UserError(
-            f"the optimizer state in {where} is not that of nanoGPT's AdamW",
+            _("the optimizer state in {path} is not that of nanoGPT's AdamW").format(path=where),
             why,
-            "to go on with the weights alone, delete the entry 'optimizer' from the checkpoint",
+            _("to go on with the weights alone, delete the entry 'optimizer' from the checkpoint"),
         )
 
     try:
         groups, state = optimizer["param_groups"], optimizer["state"]
         lengths = [len(group["params"]) for group in groups]
     except (KeyError, TypeError, ValueError) as error:
-        raise not_nanogpts("it does not look like the state of a torch.optim optimizer") from error
+        raise not_nanogpts(_("it does not look like the state of a torch.optim optimizer")) from error
     for sorted_layout in (False, True):
         names = _groups(shapes, sorted_layout)
         if lengths == list(map(len, names)):
             break
     else:
-        raise not_nanogpts(f"its parameter groups have sizes {shown(lengths)}")
+        raise not_nanogpts(_("its parameter groups have sizes {value}").format(value=shown(lengths)))
     if not isinstance(state, dict):
-        raise not_nanogpts("it does not look like the state of a torch.optim optimizer")
+        raise not_nanogpts(_("it does not look like the state of a torch.optim optimizer"))
     ids = [list(group["params"]) for group in groups]
     if not state:
         return {}, 0, sorted_layout
@@ -177,14 +183,14 @@ def _moments_of(
     for name, number in zip([*names[0], *names[1]], [*ids[0], *ids[1]], strict=True):
         entry = state.get(number) if isinstance(number, int) else None
         if not isinstance(entry, dict) or not {"step", "exp_avg", "exp_avg_sq"} <= set(entry):
-            raise not_nanogpts(f"'{name}' has no exp_avg, exp_avg_sq and step")
+            raise not_nanogpts(_("'{name}' has no exp_avg, exp_avg_sq and step").format(name=name))
         first_moments[name], second_moments[name] = entry["exp_avg"], entry["exp_avg_sq"]
         steps.add(_number(entry["step"]))
     inside = f"the optimizer state of {where}"
     first = checked_tensors(named_tensors(first_moments, inside), shapes, inside)
     second = checked_tensors(named_tensors(second_moments, inside), shapes, inside)
     if len(steps) != 1 or None in steps:
-        raise not_nanogpts("its parameters have not all made the same number of steps")
+        raise not_nanogpts(_("its parameters have not all made the same number of steps"))
     return {name: (first[name], second[name]) for name in shapes}, int(steps.pop() or 0), sorted_layout
 
 

@@ -264,7 +264,7 @@ def merge_bytes(piece: bytes, rank: dict[bytes, int], below: int | None = None) 
     """
     size = len(piece)
     limit = len(rank) if below is None else below
-    part = [piece[at : at + 1] for at in range(size)]  # b"" once merged into its left neighbour
+    part = [piece[at : at + 1] for at in range(size)]  # b"" once merged into the one on its left
     following = list(range(1, size + 1))
     preceding = list(range(-1, size - 1))
 

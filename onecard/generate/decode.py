@@ -1,6 +1,6 @@
-"""Drawing tokens: cached while the context fits the model, recomputed beyond it, reproducible by sample.
+"""Text generated token by token: with a cache while the context fits the model, recomputed beyond it.
 
-Shapes: B samples drawn together, T tokens of context, V vocabulary.
+Each sample can be reproduced. Shapes: B samples generated together, T tokens of context, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from onecard.errors import UserError
+from onecard.language import _
 from onecard.model.decoder import Decoder
 from onecard.model.layers import LayerCache
 
 # Probabilities become whole numbers of this unit: sums of integers are exact and the same on every
-# device. Fine enough that what is lost (below 1e-14) is never drawn anyway, coarse enough that the
+# device. Fine enough that what is lost (below 1e-14) is never chosen anyway, coarse enough that the
 # largest vocabulary sums without overflow.
 _WEIGHT_UNIT = 2.0**48
 _UNIFORMS_AT_ONCE = 256
@@ -53,7 +54,7 @@ def generate(
     The context is the last block_size tokens, at positions from 0, as in nanoGPT. Row r is sample
     number first_sample + r, and its chance depends on that number and the seed alone: it comes out
     the same in a batch of any size, up to rounding of the logits. Ids from n_vocab on (padding of
-    the embedding) are never drawn.
+    the embedding) are never chosen.
     """
     assert prompt, "an empty prompt predicts nothing"
     was_training = model.training
@@ -61,7 +62,7 @@ def generate(
     try:
         block_size = model.shape.block_size
         device = model.lm_head.weight.device
-        # The last token drawn is never read by the model, so it needs no place in the cache.
+        # The last token is never read by the model, so it needs no place in the cache.
         capacity = min(block_size, len(prompt) + max_new_tokens - 1)
         uniforms = _Uniforms(sampling.seed, first_sample, samples, device)
         for step in range(max_new_tokens):
@@ -108,7 +109,7 @@ def _choose(logits_BV: Tensor, sampling: Sampling, uniforms: _Uniforms) -> Tenso
     if sampling.temperature == 0:
         next_B = logits_BV.argmax(-1)
     else:
-        next_B = draw(token_weights(logits_BV, sampling), uniforms.take())
+        next_B = chosen(token_weights(logits_BV, sampling), uniforms.take())
     return torch.where(logits_BV.isfinite().all(-1), next_B, _NOT_FINITE)
 
 
@@ -134,7 +135,7 @@ def token_weights(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     return (probability_BV * _WEIGHT_UNIT).long()
 
 
-def draw(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
+def chosen(weights_BV: Tensor, uniform_B: Tensor) -> Tensor:
     """One token per row by inverse CDF: uniform u in [0, 1) takes the token at fraction u of the weight.
 
     Tokens stand in the order of their ids, not by likelihood: a rounding difference in the logits
@@ -187,8 +188,10 @@ def _mix32(value: int) -> int:
 
 def _not_finite(step: int) -> UserError:
     return UserError(
-        "the model's predictions are not numbers, so no token can be drawn",
-        f"its logits are NaN or infinite after {step:,} new tokens: the run that made it diverged, "
-        "or float16 overflowed",
-        "draw from an earlier checkpoint with --step=N, or compute with --dtype=float32",
+        _("the model's predictions are not numbers, so no token can be chosen"),
+        _(
+            "its logits are NaN or infinite after {step:,} new tokens: the run that made it diverged, or "
+            "float16 overflowed"
+        ).format(step=step),
+        _("sample from an earlier checkpoint with --step=N, or compute with --dtype=float32"),
     )

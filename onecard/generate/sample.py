@@ -6,6 +6,7 @@ goes to stderr.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from onecard.config.sample import SampleConfig
 from onecard.data.tokenizer import Tokenizer
 from onecard.errors import UserError
 from onecard.generate.decode import Sampling, generate
+from onecard.language import _, ngettext
 from onecard.model.decoder import Decoder
 from onecard.run.load import LoadedModel, load_for_sampling
 from onecard.terminal import console, folded, say, write
@@ -39,16 +41,20 @@ _WINDOW_VALUES = 16
 
 
 def sample_command(config: SampleConfig) -> int:
-    """Draw and print; the exit code is 0, or 130 after Ctrl-C."""
+    """Generate text and print it; the exit code is 0, or 130 after Ctrl-C."""
     text = read_prompt(config.start)
     try:
         loaded = load_for_sampling(config)
-        _tell(f"sampling from {loaded.description}")
+        _say(_("sampling from {description}").format(description=loaded.description))
         for note in loaded.notes:
-            _tell(f"note: {note}")
-        return _Drawing(loaded, config, text).run()
+            _note(note)
+        code = _Session(loaded, config, text).run()
     except KeyboardInterrupt:
         return INTERRUPTED
+    if code == 0 and not config.is_set("start") and config.init_from == "resume" and sys.stderr.isatty():
+        command = f'onecard sample {shlex.quote(config.out_dir)} "Once upon a time"'
+        _say(_("to give the beginning yourself: {command}").format(command=command))
+    return code
 
 
 def sample_text(
@@ -69,8 +75,8 @@ def sample_text(
     steps = generate(
         model, prompt, samples=1, max_new_tokens=n_tokens, sampling=sampling, n_vocab=tokenizer.n_vocab
     )
-    drawn = [int(next_1) for next_1 in steps]
-    return tokenizer.decode((prompt if prompt_text else []) + drawn)
+    generated = [int(next_1) for next_1 in steps]
+    return tokenizer.decode((prompt if prompt_text else []) + generated)
 
 
 def read_prompt(start: str) -> str:
@@ -82,15 +88,17 @@ def read_prompt(start: str) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"the prompt file {path} is not UTF-8 text",
-            f"byte {error.start} is {error.object[error.start]:#04x}: {error.reason}",
-            "save it as UTF-8",
+            _("the prompt file {path} is not UTF-8 text").format(path=path),
+            _("byte {start:,} is {byte:#04x}: {reason}").format(
+                start=error.start, byte=error.object[error.start], reason=error.reason
+            ),
+            _("save it as UTF-8"),
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise UserError(
-            f"the prompt file {path} cannot be read",
+            _("the prompt file {path} cannot be read").format(path=path),
             getattr(error, "strerror", None) or str(error),
-            "--start='FILE:path' reads a file, any other --start is the prompt itself",
+            _("a prompt that begins with FILE: names a file; any other is the prompt itself"),
         ) from None
 
 
@@ -104,11 +112,16 @@ def prompt_ids(tokenizer: Tokenizer, text: str, vocab_size: int) -> list[int]:
         ids = [0]  # nobody asked for this line break, and the model's alphabet has none: its first character
     largest = max(ids)
     if largest >= vocab_size:
+        shown = repr(tokenizer.decode([largest]))
         raise UserError(
-            f"the prompt has token {largest}, the model knows {vocab_size}",
-            f"{tokenizer.decode([largest])!r} has no row in its embedding: the model was trained with "
-            "another tokenizer or a smaller vocabulary",
-            "leave it out of the prompt, or sample with the tokenizer the model was trained with",
+            _("token {largest:,} of the prompt is not among the model's {vocab_size:,}").format(
+                largest=largest, vocab_size=vocab_size
+            ),
+            _(
+                "{shown} has no row in its embedding: the model was trained with another tokenizer or a "
+                "smaller vocabulary"
+            ).format(shown=shown),
+            _("leave it out of the prompt, or sample with the tokenizer the model was trained with"),
         )
     return ids
 
@@ -126,13 +139,13 @@ def samples_at_once(model: Decoder, config: SampleConfig, prompt_tokens: int) ->
 
 
 def _window_slides(model: Decoder, config: SampleConfig, prompt_tokens: int) -> bool:
-    """Will a step see more tokens than the model has positions? The last token drawn is never read."""
+    """Will a step see more tokens than the model has positions? The last token is never read."""
     return prompt_tokens + config.max_new_tokens - 1 > model.shape.block_size
 
 
 @dataclass
 class _Tally:
-    """What the closing line tells."""
+    """What the closing line reports."""
 
     samples: int = 0
     tokens: int = 0
@@ -149,15 +162,21 @@ class _Tally:
         self.decode_seconds += times[-1] - times[1]
 
     def line(self, device: str, dtype: torch.dtype) -> str:
-        seconds = self.prompt_seconds + self.decode_seconds
-        line = f"{_count(self.samples, 'sample')}, {_count(self.tokens, 'token')} in {seconds:.2f} s"
-        if self.decoded:
-            rate = self.decoded / self.decode_seconds
-            line += f": {rate:,.0f} tokens/s without the {self.prompt_seconds:.2f} s for reading the prompt"
-        return f"{line} ({device}, {str(dtype).removeprefix('torch.')})"
+        facts = {
+            "samples": _samples(self.samples), "tokens": _tokens(self.tokens), "device": device,
+            "dtype": str(dtype).removeprefix("torch."), "prompt": self.prompt_seconds,
+            "seconds": self.prompt_seconds + self.decode_seconds,
+        }  # fmt: skip
+        if not self.decoded:
+            return _("{samples}, {tokens} in {seconds:.2f} s ({device}, {dtype})").format(**facts)
+        facts["rate"] = self.decoded / self.decode_seconds
+        return _(
+            "{samples}, {tokens} in {seconds:.2f} s: {rate:,.0f} tokens/s without the {prompt:.2f} s for "
+            "reading the prompt ({device}, {dtype})"
+        ).format(**facts)
 
 
-class _Drawing:
+class _Session:
     """One run of the sample command: batches of samples until all are printed."""
 
     def __init__(self, loaded: LoadedModel, config: SampleConfig, text: str) -> None:
@@ -171,7 +190,7 @@ class _Drawing:
         self.tally = _Tally()
 
     def run(self) -> int:
-        self._tell_about_the_window()
+        self._warn_of_the_window()
         total = self.config.num_samples
         at_once = samples_at_once(self.model, self.config, len(self.prompt))
         done = 0
@@ -189,11 +208,11 @@ class _Drawing:
                 # Only here, outside the except clause, are the failed batch's tensors free.
                 self._recover(at_once)
         if self.tally.tokens:
-            _tell(self.tally.line(self.device, self.model.lm_head.weight.dtype))
+            _say(self.tally.line(self.device, self.model.lm_head.weight.dtype))
         return INTERRUPTED if interrupted else 0
 
     def _batch(self, first_sample: int, rows: int, report: Callable[[int], None]) -> bool:
-        """Draw and print `rows` samples. True if Ctrl-C cut them short; what there was is printed."""
+        """Generate and print `rows` samples. True if Ctrl-C cut them short; what there was is printed."""
         interrupted = False
         steps: list[Tensor] = []
         times = [time.perf_counter()]
@@ -230,27 +249,40 @@ class _Drawing:
 
     def _recover(self, at_once: int) -> None:
         if at_once == 0:
+            context = len(self.prompt) + self.config.max_new_tokens
             raise UserError(
-                "the card has not enough memory for one sample",
-                f"the model is loaded, but a context of {len(self.prompt) + self.config.max_new_tokens:,} "
-                "tokens does not fit beside it",
-                "close other programs that use the card, lower --max_new_tokens, or use --device=cpu",
+                _("the card has not enough memory for one sample"),
+                _("the model is loaded, but a context of {context:,} tokens does not fit as well").format(
+                    context=context
+                ),
+                _("close other programs that use the card, lower --max_new_tokens, or use --device=cpu"),
             )
         if self.streams:
             write("\n")
         torch.cuda.empty_cache()
-        _tell(f"out of memory: starting this batch again with {_count(at_once, 'sample')} at once")
+        _say(
+            _("out of memory: starting this batch again with {samples} at once").format(
+                samples=_samples(at_once)
+            )
+        )
 
-    def _tell_about_the_window(self) -> None:
+    def _warn_of_the_window(self) -> None:
         block_size = self.model.shape.block_size
         if len(self.prompt) > block_size:
-            length = _count(len(self.prompt), "token")
-            _tell(f"the prompt has {length}: the model sees the last {block_size:,} (its block_size)")
+            length = len(self.prompt)
+            _say(
+                _(
+                    "the prompt has {length:,} tokens: the model sees the last {block_size:,} (its "
+                    "block_size)"
+                ).format(length=length, block_size=block_size)
+            )
         if _window_slides(self.model, self.config, len(self.prompt)):
             first = max(2, block_size - len(self.prompt) + 2)
-            _tell(
-                f"from new token {first:,} on, the text is longer than the model's window of {block_size:,}: "
-                "the window slides and is read anew for every token, which is much slower"
+            _say(
+                _(
+                    "from new token {first:,} on, the text is longer than the model's window of "
+                    "{block_size:,}: the window slides and is read anew for every token, which is much slower"
+                ).format(first=first, block_size=block_size)
             )
 
 
@@ -272,12 +304,20 @@ class _Stream:
         sys.stdout.flush()
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def _samples(count: int) -> str:
+    return ngettext("{n:,} sample", "{n:,} samples", count).format(n=count)
 
 
-def _tell(text: str) -> None:
+def _tokens(count: int) -> str:
+    return ngettext("{n:,} token", "{n:,} tokens", count).format(n=count)
+
+
+def _say(text: str) -> None:
     say(folded(text))
+
+
+def _note(text: str) -> None:
+    _say(_("note: {text}").format(text=text))
 
 
 @contextmanager
@@ -290,10 +330,10 @@ def _progress(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("tokens"),
+        TextColumn(_("tokens")),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("left:"),
+        TextColumn(_("left:")),
         TimeRemainingColumn(),
     )
     # rich would otherwise take the samples off stdout and write them above its bar.

@@ -90,10 +90,10 @@ class Bench:
     def elapsed(
         self, call: Callable[[], Any], calls: int, *, queued: bool, meanwhile: Callable[[], Any] | None = None
     ) -> float:
-        """Seconds for one call. `meanwhile` runs on the host while the card works.
+        """Seconds for one call. `meanwhile` runs on the CPU while the card works.
 
         `queued`: the card is made to wait until the calls are queued, so that the card is timed and not the
-        host that hands them out; what the host takes is launch_us.
+        CPU that launches them; what the CPU takes is launch_us.
         """
         if not self.on_card:
             started = time.perf_counter()
@@ -265,9 +265,9 @@ class Bench:
         return size / to_card / 1e9, size / back / 1e9, pinned
 
     def launch(self, seconds: float) -> float:
-        """Microseconds from one tiny kernel to the next, as fast as the host hands them out.
+        """Microseconds from one tiny kernel to the next, as fast as the CPU launches them.
 
-        The least of several times: whatever else the host does only adds to it.
+        The least of several times: whatever else the CPU does only adds to it.
         """
         one = self.torch.zeros(1, device=self.device)
 

@@ -132,7 +132,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         if self._bar is not None:
-            # The time is what is planned, so it tells best how far this is.
+            # The time is what is planned, so it shows best how far this is.
             done = min(time.monotonic() - self._began, 0.99 * self._seconds)
             self._bar.update(self._task, completed=done, description=text, refresh=True)
 
@@ -154,14 +154,14 @@ def show(measured: Measured, path: str | None) -> None:
         table.add_row(label, f"{figure:.4g} {unit}", f"{nominal:g} {unit}" if nominal else "", share)
     console.print(table)
     load = measured.load
-    told = [
+    parts = [
         f"{value:.0f} {unit}"
         for value, unit in ((load.clock_mhz, "MHz"), (load.power_w, "W"), (load.temperature_c, "°C"))
         if value is not None
     ]
-    if told:
+    if parts:
         limit = f", power limit {load.power_limit_w:.0f} W" if load.power_limit_w is not None else ""
-        console.print(f"under load: {', '.join(told)}{limit}", soft_wrap=True)
+        console.print(f"under load: {', '.join(parts)}{limit}", soft_wrap=True)
     if measured.skipped:
         first, *more = measured.skipped
         others = f", and {len(more)} more" if more else ""

@@ -41,7 +41,7 @@ class Sizes:
 
 CARD_SIZES = Sizes(
     widths=(384, 768, 1024, 1280, 2048),
-    # 1024 beside the two that fill a card: large models train with one short block at a time.
+    # 1024 besides the two that fill a card: large models train with one short block at a time.
     tokens=(4096, 16384, 1024),
     head_tokens=4096,
     vocab=GPT2_PADDED_VOCABULARY,

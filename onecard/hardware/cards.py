@@ -66,6 +66,10 @@ class Card:
         raise ValueError(f"no peak rate is defined for dtype {dtype!r}")
 
 
+def is_laptop(card: Card) -> bool:
+    return "laptop" in read_words(card.name).words
+
+
 @cache
 def all_cards() -> tuple[Card, ...]:
     """Every card in gpus.toml, in the file's order."""
@@ -76,7 +80,7 @@ def all_cards() -> tuple[Card, ...]:
 def _card_from_table(table: dict[str, Any]) -> Card:
     fields = dict(table)
     if "compute_capability" in fields:
-        # A string in the file: as a number, 12.0 and a future 12.10 could not be told apart from 12 and 12.1.
+        # A string in the file: as a number, 12.0 and a future 12.10 would be the same as 12 and 12.1.
         major, minor = fields["compute_capability"].split(".")
         fields["compute_capability"] = (int(major), int(minor))
     fields["aliases"] = tuple(fields.get("aliases", ()))
@@ -95,8 +99,19 @@ _VENDOR_OF_WORD = {
     "radeon": "amd",
     "rx": "amd",
 }
-_FILLER_WORDS = frozenset({"gpu", "graphics", "card", "generation", "desktop", "corporation"})
-_SYNONYMS = {"mobile": "laptop", "notebook": "laptop"}
+_FILLER_WORDS = frozenset({"gpu", "graphics", "card", "generation", "desktop", "desktops", "corporation"})
+# The same in Spanish and German, and the small words between: never taken out of a longer word.
+_SMALL_WORDS = frozenset({
+    "the", "for", "of", "in", "with", "version",
+    "de", "del", "la", "el", "una", "un", "para", "con", "en", "tarjeta", "gráfica", "grafica", "placa",
+    "versión", "escritorio", "sobremesa", "ordenador", "pc",
+    "die", "der", "das", "eine", "ein", "für", "fur", "fuer", "von", "mit", "im", "grafikkarte", "karte",
+})  # fmt: skip
+_SYNONYMS = {
+    "mobile": "laptop", "notebook": "laptop", "laptops": "laptop", "notebooks": "laptop",
+    "portátil": "laptop", "portatil": "laptop", "portátiles": "laptop", "portatiles": "laptop",
+    "móvil": "laptop", "movil": "laptop",
+}  # fmt: skip
 _VARIANT_WORDS = frozenset({"ti", "super", "laptop", "ada", "xtx", "xt"})
 
 # "12GB", "12 GiB" and, standing alone, "12g". A10G is a card, not 10 GB.
@@ -141,7 +156,7 @@ def read_words(text: str) -> CardWords:
             vendors.add(_VENDOR_OF_WORD[word])
         elif word == "pcie" or word.startswith("sxm"):
             form_factors.add(word)
-        elif word not in _FILLER_WORDS:
+        elif word not in _FILLER_WORDS | _SMALL_WORDS:
             words.append(_SYNONYMS.get(word, word))
     return CardWords(tuple(words), frozenset(form_factors), memory, frozenset(vendors))
 

@@ -1,7 +1,7 @@
 """This machine: its cards as the driver sees them, its processor, and where a run computes.
 
 Nothing here imports torch at the top, so that plan, gpus and doctor stay quick and work without it.
-NVML (nvidia-ml-py) is a guest that may be missing, old or forbidden: what it does not tell is None.
+NVML (nvidia-ml-py) may be missing, old or forbidden: what it does not report is None.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that holds memory on a card; its share is None where the driver does not tell (WSL)."""
+    """A process that holds memory on a card; its share is None where the driver does not report it (WSL)."""
 
     pid: int
     name: str | None
@@ -213,7 +213,7 @@ class Observations:
     torch_available: bool = False
     torch_cards: tuple[TorchCard, ...] = ()
     torch_archs: tuple[str, ...] = ()
-    torch_error: str = ""  # what torch says when it is told to start CUDA
+    torch_error: str = ""  # what torch says when CUDA is started
     gpus: tuple[LocalGpu, ...] = ()  # what NVML sees
     driver_trouble: str = ""
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES

@@ -78,7 +78,7 @@ class AttentionRate:
 
 @dataclass(frozen=True)
 class Load:
-    """The card at work. None: the driver does not tell."""
+    """The card at work. None: the driver does not report it."""
 
     clock_mhz: float | None = None
     power_w: float | None = None
@@ -158,7 +158,7 @@ class Measured:
         return measured
 
     def _check(self) -> None:
-        """ValueError unless every number that is divided by is one, and the card and the date are told."""
+        """ValueError unless every number that is divided by is one, and the card and the date are there."""
         if not all(isinstance(text, str) for text in (self.card, self.date, self.dtype)):
             raise ValueError("card, date or dtype is no text")
         if self.dtype not in DTYPES:
@@ -203,7 +203,7 @@ def _interpolated(points: Sequence[tuple[tuple[int, ...], float]], at: tuple[int
         return on_level(below)
     low, high = on_level(below), on_level(above)
     share = math.log(first / below) / math.log(above / below)
-    # Rounding must not carry the result past its neighbours.
+    # Rounding must not carry the result past the rows on either side.
     return min(max(low + share * (high - low), min(low, high)), max(low, high))
 
 

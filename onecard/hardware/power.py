@@ -105,7 +105,7 @@ def sweep(
     if sensors is None or original is None or sensors.read().power_w is None:
         raise UserError(
             "power limits cannot be compared here",
-            why="the driver's library (NVML) does not tell this card's power and its limit",
+            why="the driver's library (NVML) does not report this card's power and its limit",
             hint="nvidia-smi -q -d POWER   must show both; some laptops and virtual machines hide them",
             exit_code=1,
         )
@@ -123,7 +123,7 @@ def sweep(
             tflops, load = measure(MEASURE_SECONDS)
             if load.power_w is None:
                 raise UserError(
-                    "the driver stopped telling the card's power while it was measured", exit_code=1
+                    "the driver stopped reporting the card's power while it was measured", exit_code=1
                 )
             points.append(PowerPoint(limit, tflops, load.power_w, load.clock_mhz, load.temperature_c))
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ _HELD_BACK = {
 
 
 class Sensors:
-    """One card's. What the driver does not tell is None."""
+    """Sensors of one card. What the driver does not report is None."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
@@ -35,7 +35,7 @@ class Sensors:
         )
 
     def power_limit_w(self) -> float | None:
-        """The limit that `nvidia-smi -pl` sets; where that is not told, the one that is in force."""
+        """The limit that `nvidia-smi -pl` sets; where that is not reported, the one that is in force."""
         for function in ("nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetEnforcedPowerLimit"):
             if milliwatts := self._card(function):
                 return float(milliwatts / 1000)
@@ -47,7 +47,7 @@ class Sensors:
         return (limits[0] / 1000, limits[1] / 1000) if limits else None
 
     def held_back_by(self) -> tuple[str, ...]:
-        """What keeps the clock down now; () also where the driver does not tell."""
+        """What keeps the clock down now; () also where the driver does not report it."""
         newer, older = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
         bits = self._card(newer)
         bits = int((self._card(older) if bits is None else bits) or 0)
@@ -58,7 +58,7 @@ class Sensors:
         return str(answer) if answer else None
 
     def index(self) -> int | None:
-        """As nvidia-smi counts; None where there is one card only and nothing to tell apart."""
+        """As nvidia-smi counts; None where there is one card only and nothing to distinguish."""
         if (ask(self._nvml, "nvmlDeviceGetCount") or 1) < 2:
             return None
         answer = self._card("nvmlDeviceGetIndex")

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MIB = 2**20
-TABLE_WIDTH = 79
+TABLE_WIDTH = 80
 
 # What the first word of a note promises about the figures.
 SOURCES = {
     "derived": "computed from SM count and boost clock; real clocks often run 5-10% higher",
     "datasheet": "the vendor's figures",
-    "recalled": "not checked against a document: verify before relying on it",
+    "unverified": "not checked against a document: verify before relying on it",
 }
 
 
@@ -84,7 +84,7 @@ def _number(value: float | None, unit: str = "") -> str:
 
 def _size(count: int | None) -> str:
     if count is None:
-        return "not told"
+        return "not reported"
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
@@ -104,7 +104,7 @@ def _gpu_lines(gpu: LocalGpu) -> list[str]:
     known = f"known as {gpu.card.name}" if gpu.card else "not among the known cards"
     lines = [f"  GPU {gpu.index}: {gpu.name} ({known})"]
     lines.append(f"    memory    {_size(gpu.total_bytes)}, {_size(gpu.free_bytes)} free")
-    driver = gpu.driver or "not told"
+    driver = gpu.driver or "not reported"
     cuda = f" (up to CUDA {_dotted(gpu.cuda_driver)})" if gpu.cuda_driver else ""
     lines.append(f"    driver    {driver}{cuda}")
     details = []
@@ -130,10 +130,10 @@ def _user_lines(gpu: LocalGpu) -> list[str]:
     if lines:
         return lines
     if gpu.total_bytes is None or gpu.free_bytes is None:
-        return ["the driver does not tell"]
-    # An idle card keeps a few hundred MiB for the driver; more than that is somebody.
+        return ["the driver does not report it"]
+    # An idle card keeps a few hundred MiB for the driver; more than that is a process.
     used = gpu.total_bytes - gpu.free_bytes
-    return ["nobody"] if used < GIB else [f"somebody the driver does not name, {_size(used)}"]
+    return ["no process"] if used < GIB else [f"a process the driver does not name, {_size(used)}"]
 
 
 def _print_all(console: Console, mine: set[Card | None]) -> None:

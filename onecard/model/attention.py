@@ -1,11 +1,10 @@
-"""Causal attention with its backward pass in the open, so that the block can say what it saves.
+"""Causal attention with an explicit backward pass, so that the block decides what is saved.
 
-The kernels are PyTorch's own. They are called below autograd because a block keeps the packed
-queries, keys and values itself; all a kernel adds to what is saved is its output and one log-sum-exp
-per token and head. Which kernel is fastest differs by card, dtype and head size: `fastest_kernel`
-measures.
+The kernels are PyTorch's own. They are called below autograd, because a block saves the packed queries,
+keys and values itself. A kernel adds only its output and one log-sum-exp per token and head to what is
+saved. Which kernel is fastest depends on card, dtype and head size: `fastest_kernel` measures.
 
-With a `window` a query sees itself and that many keys before it; without, all keys before it.
+With a `window` a query sees itself and that many keys before it; without one, all keys before it.
 
 Shapes: B sequences, H heads, T tokens, Q channels per head.
 """
@@ -24,7 +23,7 @@ from onecard.model.dropout import keep_mask
 
 aten = torch.ops.aten
 
-# In the order in which they are preferred when measuring does not tell them apart.
+# In order of preference where the measured times are about equal.
 GPU_KERNELS = ("cudnn", "flash", "efficient")
 WINDOWED_GPU_KERNELS = ("flash", "efficient")
 _REPEATS = 8
@@ -75,7 +74,7 @@ def attend_backward(
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
     if kernel == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(dy_BHTQ, q, k, v, y, lse, 0.0, True)
-    # Without dropout the kernels do not look at the generator's state they ask for.
+    # Without dropout the kernels do not read the generator state that they take.
     unused = torch.empty((), dtype=torch.int64, device=q.device)
     if kernel == "flash":
         return aten._scaled_dot_product_flash_attention_backward(
@@ -95,12 +94,12 @@ def attend_backward(
 
 
 def _with_whole_rows(t_BHTQ: Tensor) -> Tensor:
-    """Below autograd nobody checks strides, and the kernels read a head's channels as neighbours."""
+    """The tensor with contiguous channels. The kernels rely on it, and below autograd nothing checks it."""
     return t_BHTQ if t_BHTQ.stride(-1) == 1 else t_BHTQ.contiguous()
 
 
 def _limiting(window: int | None, q_BHTQ: Tensor) -> int | None:
-    """None where the window hides nothing: the last of T queries has T - 1 keys before it."""
+    """The window, or None where it hides nothing: the last of T queries has T - 1 keys before it."""
     return None if window is None or window >= q_BHTQ.shape[2] - 1 else window
 
 
@@ -121,15 +120,15 @@ def _heads_inside(*tensors_BHTQ: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.transpose(1, 2) for t in tensors_BHTQ)
 
 
-# Operators of our own: PyTorch's shape function of one of these kernels does not know windows and fails
-# under the compiler (2.13). Gradients and outputs are (B, T, H, Q) and dense, whatever the inputs are.
+# Custom operators: PyTorch's shape function for one of these kernels ignores windows and fails under the
+# compiler (2.13). Gradients and outputs are (B, T, H, Q) and dense, whatever the inputs are.
 _LIBRARY: Any = torch.library.Library("onecard", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("attend_window(str kernel, Tensor q, Tensor k, Tensor v, int window) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "attend_window_backward(str kernel, Tensor dy, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, "
     "int window) -> (Tensor, Tensor, Tensor)"
 )
-_CAUSAL = 1  # the efficient kernel's name for a mask from the top left
+_CAUSAL = 1  # the efficient kernel's number for a causal mask from the top left
 
 
 def _attend_window(kernel: str, q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
@@ -192,8 +191,8 @@ def attend_in_the_open(
     site: int = 0,
     window: int | None = None,
 ) -> Tensor:
-    """Attention with all T×T weights in memory: for dropout, which has a mask per weight that cannot
-    be handed to the fused kernels, and for head sizes no kernel takes."""
+    """Attention with all T×T weights in memory: for dropout, whose mask per weight the fused kernels do
+    not take, and for head sizes that no kernel supports."""
     kept_BHTT = _weights(q_BHTQ, k_BHTQ, window) * _mask(q_BHTQ, keys_B, dropout, site)
     return kept_BHTT.to(v_BHTQ.dtype) @ v_BHTQ
 
@@ -208,7 +207,7 @@ def attend_in_the_open_backward(
     site: int = 0,
     window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the weights again: T×T memory exists for one layer at a time, and nothing is saved."""
+    """Gradients of queries, keys and values. The weights are recomputed, so that nothing T×T is saved."""
     weights_BHTT = _weights(q_BHTQ, k_BHTQ, window)
     mask_BHTT = _mask(q_BHTQ, keys_B, dropout, site)
     dv = (weights_BHTT * mask_BHTT).to(dy_BHTQ.dtype).transpose(-2, -1) @ dy_BHTQ
@@ -237,10 +236,10 @@ def _mask(q_BHTQ: Tensor, keys_B: Tensor | None, dropout: float, site: int) -> T
 
 
 def usual_kernel(head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
-    """One that works, for those who do not train and so do not measure."""
+    """A kernel that works, for callers that do not train and so do not measure."""
     if device.type == "cpu":
         return "cpu"
-    # The fused kernel that every card has wants whole 16 bytes, and no float64.
+    # The fused kernel that runs on every card needs head sizes of whole 16 bytes, and has no float64.
     fits = device.type == "cuda" and dtype != torch.float64 and head_dim * dtype.itemsize % 16 == 0
     return "efficient" if fits else "open"
 
@@ -248,10 +247,10 @@ def usual_kernel(head_dim: int, dtype: torch.dtype, device: torch.device) -> str
 def fastest_kernel(
     batch: int, n_head: int, block: int, head_dim: int, dtype: torch.dtype, device: str
 ) -> tuple[str, dict[str, float]]:
-    """The kernel to train with, and the milliseconds of every one that runs here (on a GPU)."""
+    """The kernel to train with, and the milliseconds of every kernel that runs here (on a GPU)."""
     if not device.startswith("cuda"):
         return "cpu", {}
-    # A few sequences suffice to rank them and leave memory for what comes.
+    # A few sequences are enough to rank the kernels, and leave memory for the run.
     sizes = (min(batch, 4), block, 3, n_head, head_dim)
     q, k, v = torch.randn(sizes, device=device).to(dtype).permute(2, 0, 3, 1, 4)
     dy = torch.randn_like(q)
@@ -260,8 +259,8 @@ def fastest_kernel(
         try:
             times[kernel] = _milliseconds(kernel, dy, q, k, v)
         except torch.OutOfMemoryError:
-            raise  # says nothing about the kernel
-        # A kernel this card, dtype or head size does not have refuses in its own way.
+            raise  # not a property of the kernel
+        # A kernel that does not support this card, dtype or head size raises either of these.
         except (RuntimeError, NotImplementedError):
             continue
     if not times:
@@ -274,7 +273,7 @@ def fastest_kernel(
 def windowed_kernel(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
     """The kernel for layers with a window, where layers without compute with `kernel`.
 
-    cuDNN's has none; of the others the first that gives numbers here is taken, once and for all.
+    cuDNN's has no windows. Of the others the first that gives finite numbers here is taken, and remembered.
     """
     if kernel in ("cpu", "open"):
         return kernel
@@ -286,15 +285,15 @@ def windowed_kernel(kernel: str, head_dim: int, dtype: torch.dtype, device: torc
             if all(bool(g.isfinite().all()) for g in (y, *grads)):
                 return candidate
         except torch.OutOfMemoryError:
-            raise  # says nothing about the kernel
-        # A kernel this card, dtype or head size does not have refuses in its own way.
+            raise  # not a property of the kernel
+        # A kernel that does not support this card, dtype or head size raises either of these.
         except (RuntimeError, NotImplementedError):
             continue
     return "open"
 
 
 def _milliseconds(kernel: str, dy: Tensor, q: Tensor, k: Tensor, v: Tensor) -> float:
-    """Forward and backward together, the median of a few."""
+    """Time of forward and backward together, the median of a few runs."""
     taken = []
     for _ in range(_REPEATS):
         start, end = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)

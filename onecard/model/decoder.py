@@ -1,8 +1,8 @@
-"""What all architectures share: tokens to loss through layers, decoding, weights and totals by name.
+"""What all architectures share: tokens to loss through layers, decoding, weights and accumulators by name.
 
 Modules hold the weights and their names; what a layer computes is in the architecture's block module.
-Gradients do not go through autograd to the weights: whoever trains gives every weight a total
-(`use_totals`), to which the backward pass adds.
+Autograd does not reach the weights: the trainer gives every weight a gradient accumulator
+(`use_accumulators`), to which the backward pass adds.
 
 Shapes: B sequences, T tokens, D width, V vocabulary.
 """
@@ -28,13 +28,13 @@ from onecard.model.loss import LossOptions, chunk_loss_, linear_cross_entropy
 from onecard.model.loss_kernel import with_kernel
 from onecard.model.recompute import Layer, run_layer
 
-# Without cuDNN's: it builds a plan for every new length, and in decoding every length is new.
+# cuDNN's is left out: it builds a plan for every new length, and in decoding every length is new.
 _DECODING_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
-# Rows of loss_sums' second look: few, so that the uncompiled loss needs little memory beside the first.
+# Rows of the second loss in loss_sums: few, so that the uncompiled loss needs little memory.
 _APART_CHUNK = 128
 
-# Weights of a layer, or their totals: the architecture's own NamedTuple.
+# Weights of a layer, or their accumulators: a NamedTuple of the architecture.
 Tensors = Any
 D = TypeVar("D", bound="Decoder")
 
@@ -49,8 +49,8 @@ class Parts(NamedTuple):
     chunk_loss: Callable[..., Tensor]
 
 
-class LayerVisitor(Protocol):
-    """Told when a layer's totals are about to be added to, and when they have been."""
+class LayerHooks(Protocol):
+    """Called before and after the backward pass adds to a layer's accumulators."""
 
     def begin(self, layer: int) -> None: ...
     def end(self, layer: int) -> None: ...
@@ -58,47 +58,47 @@ class LayerVisitor(Protocol):
 
 @dataclass(frozen=True)
 class LayerRun:
-    """One layer in one micro-batch: what run_layer needs to know of it."""
+    """One layer in one micro-batch, as run_layer takes it."""
 
     parts: Parts
     spec: Any
     number: int
     weights: Tensors
-    totals: Tensors | None
-    beside: Any  # what its functions need besides x: dropout's keys, rotary angles, what all layers share
+    accumulators: Tensors | None
+    inputs: Any  # of its functions, besides x: dropout's keys, rotary angles, what all layers share
     noise_key: Tensor | None
-    visitor: LayerVisitor | None
+    hooks: LayerHooks | None
 
     def forward(self, x_BTD: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        assert not others, "what comes from elsewhere is in `beside`"
-        return self.parts.block_forward(x_BTD, self.weights, self.spec, self.beside)
+        assert not others, "a layer's other inputs are in `inputs`"
+        return self.parts.block_forward(x_BTD, self.weights, self.spec, self.inputs)
 
-    def backward(self, dout_BTD: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
-        assert self.totals is not None
-        if self.visitor is not None:
-            self.visitor.begin(self.number)
+    def backward(self, dout_BTD: Tensor, saved: tuple[Tensor, ...]) -> Tensor:
+        assert self.accumulators is not None
+        if self.hooks is not None:
+            self.hooks.begin(self.number)
         dx_BTD = self.parts.block_backward(
-            dout_BTD, kept, self.weights, self.totals, self.spec, self.beside, self.noise_key
+            dout_BTD, saved, self.weights, self.accumulators, self.spec, self.inputs, self.noise_key
         )
-        if self.visitor is not None:
-            self.visitor.end(self.number)
+        if self.hooks is not None:
+            self.hooks.end(self.number)
         return dx_BTD
 
 
 @dataclass(frozen=True)
 class NormRun:
-    """The last norm, likewise: it keeps its inputs. Its tensors are weights and totals, as it has them."""
+    """The last norm, as run_layer takes it: it saves its inputs. `weights` are empty where it has none."""
 
     parts: Parts
     weights: tuple[Tensor | None, ...]
-    totals: tuple[Tensor | None, ...]
+    accumulators: tuple[Tensor | None, ...]
     dtype: torch.dtype
 
     def forward(self, x_BTD: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         return self.parts.norm_forward(x_BTD, *others, self.dtype, *self.weights)
 
-    def backward(self, dn_BTD: Tensor, kept: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-        return self.parts.norm_backward(dn_BTD, *kept, *self.weights, *self.totals)
+    def backward(self, dn_BTD: Tensor, saved: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        return self.parts.norm_backward(dn_BTD, *saved, *self.weights, *self.accumulators)
 
 
 class Decoder(nn.Module):
@@ -106,42 +106,42 @@ class Decoder(nn.Module):
 
     lm_head: nn.Linear
     transformer: Any
-    kept_fields: Mapping[str, int]  # by the setting of `recompute`
+    saved_fields: Mapping[str, int]  # by the setting of `recompute`
     loss_options = LossOptions()
     head_name = "lm_head.weight"  # the parameter that the head's gradient belongs to
-    middle_layer: int | None = None  # whose output the last norm takes too, where it does
+    middle_layer: int | None = None  # the layer whose output the last norm takes too
 
     def __init__(self, shape: Any, parts: Parts) -> None:
         super().__init__()
         self.shape = shape
         self.recompute, self.loss_chunk = "none", default_chunk(shape.vocab_size)
-        self.attention_kernel: str | None = None  # one of attention.py's; None: one that works
+        self.attention_kernel: str | None = None  # of attention.py; None: one that works everywhere
         self.compiled = False
         self._parts = parts
-        self._totals: dict[str, Tensor] = {}
+        self._accumulators: dict[str, Tensor] = {}
         self._layer_weights: list[Tensors] = []
-        self._layer_totals: list[Tensors] = []
-        self._visitor: LayerVisitor | None = None
+        self._layer_accumulators: list[Tensors] = []
+        self._hooks: LayerHooks | None = None
 
-    # --- what an architecture is
+    # --- what an architecture defines
     @property
     @abstractmethod
     def spec(self) -> Any:
         """What is constant in all layers, and compiled in."""
 
     def layer_specs(self) -> list[Any]:
-        """`spec` for every layer, where layers are of several kinds; each kind is compiled once."""
+        """`spec` of every layer. Layers may be of several kinds; each kind is compiled once."""
         return [self.spec] * self.shape.n_layer
 
     def one_of_each_kind(self) -> list[int]:
-        """Layers in which all that any layer has compiled is, and the last norm as well."""
+        """Layers that together use every compiled function, the last norm's included."""
         specs = self.layer_specs()
         found = [number for number, spec in enumerate(specs) if spec not in specs[:number]]
-        # One that takes two layers' outputs is compiled anew where they are not the same tensor.
+        # A norm of two layers' outputs is compiled again where they are not the same tensor.
         return [0, 1] if len(found) == 1 < len(specs) and self.middle_layer is not None else found
 
     def _place(self, name: str) -> tuple[int, str] | None:
-        """The layer a parameter belongs to and its name within, None where it belongs to none."""
+        """The parameter's layer and its name within that layer; None where it belongs to none."""
         if not name.startswith("transformer.h."):
             return None
         _, _, layer, within = name.split(".", 3)
@@ -149,7 +149,7 @@ class Decoder(nn.Module):
 
     @abstractmethod
     def _block_tensors(self, by_name: Mapping[str, Tensor]) -> Tensors:
-        """A layer's tensors in the order its functions take, from names within the layer."""
+        """A layer's tensors in the order its functions take them, from names within the layer."""
 
     @abstractmethod
     def _initialise(self, name: str, data: Tensor, seed: int) -> None:
@@ -161,38 +161,38 @@ class Decoder(nn.Module):
 
     @abstractmethod
     def _begin_backward(
-        self, tokens_BT: Tensor, dx_BTD: Tensor, beside: list[Any], dropout: DropoutKeys | None
+        self, tokens_BT: Tensor, dx_BTD: Tensor, layer_inputs: list[Any], dropout: DropoutKeys | None
     ) -> None:
-        """Add the gradients of what `_begin` and `_beside` are made of to their totals."""
+        """Add the gradients of the weights in `_begin` and `_layer_inputs` to their accumulators."""
 
     def _begin_decoding(self, tokens_BT: Tensor, cache: list[LayerCache]) -> Tensor:
         """`_begin` of tokens that follow those in the cache."""
         return self._begin(tokens_BT, cache[0].length, None)
 
     @abstractmethod
-    def _beside(
+    def _layer_inputs(
         self, tokens_BT: Tensor, x_BTD: Tensor, first_position: int, dropout: DropoutKeys | None
     ) -> list[Any]:
-        """For every layer, what its functions take besides x, of what enters the first layer."""
+        """What every layer's functions take besides x; `x_BTD` is what enters the first layer."""
 
     @abstractmethod
     def use_block_size(self, block_size: int) -> None:
-        """Train and sample with sequences of another length than the weights came with."""
+        """Train and sample with sequences of another length than the weights were trained with."""
 
     @abstractmethod
     def _last_norm(self) -> Layer: ...
 
     @abstractmethod
     def _decode_layer(
-        self, x_BTD: Tensor, weights: Tensors, spec: Any, beside: Any, cache: LayerCache
+        self, x_BTD: Tensor, weights: Tensors, spec: Any, inputs: Any, cache: LayerCache
     ) -> Tensor: ...
 
-    # --- weights and totals
+    # --- weights and accumulators
     @classmethod
     def uninitialised(cls: type[D], shape: Any) -> D:
-        """On the CPU, with whatever the memory held: for those who fill every tensor themselves."""
+        """A model on the CPU with undefined values, for callers that fill every tensor themselves."""
         with torch.device("meta"):
-            model = cls(shape)  # type: ignore[call-arg]  # an architecture brings its own parts
+            model = cls(shape)  # type: ignore[call-arg]  # a subclass brings its own parts
         model.to_empty(device="cpu")
         model._tie()  # to_empty unties
         return model
@@ -200,8 +200,8 @@ class Decoder(nn.Module):
     @classmethod
     def initialised(cls: type[D], shape: Any, seed: int, matrices: torch.dtype = torch.float32) -> D:
         """Fresh weights. Each tensor has a generator of its own, seeded by its name, on the CPU: the same
-        seed gives the same weights on every device and whatever else the model contains. `matrices` are
-        rounded one by one, so that a large model is never there in fp32."""
+        seed gives the same weights on every device and whatever else the model contains. Matrices are
+        rounded to the dtype `matrices` one by one, so that a large model never exists in fp32."""
         model = cls.uninitialised(shape)
         for name, parameter in model.named_parameters():
             model._initialise(name, parameter.data, seed)
@@ -213,22 +213,22 @@ class Decoder(nn.Module):
         """Make shared weights shared again."""
 
     def use_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compute with these tensors from now on (by parameter name, a tied head left out)."""
+        """Compute with these tensors from now on (by parameter name, without a tied head)."""
         for name, tensor in tensors.items():
             owner, _, leaf = name.rpartition(".")
             setattr(self.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
         self._tie()
         self._layer_weights = []
 
-    def use_totals(self, totals: Mapping[str, Tensor], visitor: LayerVisitor | None = None) -> None:
+    def use_accumulators(self, accumulators: Mapping[str, Tensor], hooks: LayerHooks | None = None) -> None:
         """Add gradients to these tensors from now on."""
-        self._visitor = visitor
-        self._totals = dict(totals)
-        self._layer_totals = self._by_layer(totals)
+        self._hooks = hooks
+        self._accumulators = dict(accumulators)
+        self._layer_accumulators = self._by_layer(accumulators)
 
-    def forget_totals(self) -> None:
-        """Add gradients nowhere until `use_totals` says where."""
-        self._visitor, self._totals, self._layer_totals = None, {}, []
+    def forget_accumulators(self) -> None:
+        """Add gradients nowhere until `use_accumulators` says where."""
+        self._hooks, self._accumulators, self._layer_accumulators = None, {}, []
 
     def _by_layer(self, tensors: Mapping[str, Tensor]) -> list[Tensors]:
         of_layer: list[dict[str, Tensor]] = [{} for _ in range(self.shape.n_layer)]
@@ -239,7 +239,7 @@ class Decoder(nn.Module):
         return [self._block_tensors(by_name) for by_name in of_layer]
 
     def layer_matrices(self) -> set[str]:
-        """Names of the matrices inside layers: their totals may be bf16."""
+        """Names of the matrices inside layers: their accumulators may be bf16."""
         return {
             name
             for name, parameter in self.named_parameters()
@@ -247,17 +247,17 @@ class Decoder(nn.Module):
         }
 
     def _layers(self) -> list[Tensors]:
-        """Every layer's weights, collected once: walking the modules takes as long as a small layer."""
+        """Every layer's weights, collected once: a walk over the modules takes as long as a small layer."""
         if not self._layer_weights:
             self._layer_weights = self._by_layer(dict(self.named_parameters()))
         return self._layer_weights
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._layer_weights = []  # .to() and its kin may put other tensors in their place
+        self._layer_weights = []  # .to() and the like may replace the tensors
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def compile_parts(self, backend: str = "inductor") -> None:
-        """Compile a layer's two passes: layers of a kind share one compilation, and start-up stays short."""
+        """Compile the parts: layers of a kind share one compilation, so that start-up stays short."""
         import torch._dynamo
 
         limit_recompiling(kinds=len(set(self.layer_specs())))
@@ -287,32 +287,32 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Summed loss of all targets that are not loss.IGNORE.
 
-        With a `scale` (0-dim), the gradients of scale × loss are added to the totals. `noise_key`
-        (0-dim int32) decides how totals in bf16 are rounded. `layers`: through these only, which says
-        nothing about the tokens, and has every kernel compiled where they are one of each kind.
+        With a `scale` (0-dim), the gradients of scale × loss are added to the accumulators. `noise_key`
+        (0-dim int32) decides how accumulators in bf16 are rounded. With `layers` only these are computed: the
+        loss then means nothing, but one layer of each kind has every kernel compiled.
         """
         training = scale is not None
         with torch.set_grad_enabled(training):
             x_BTD = self._begin(tokens_BT, 0, dropout).requires_grad_(training)
-            beside = self._beside(tokens_BT, x_BTD, 0, dropout)
-            n_BTD = self._through_layers(x_BTD, beside, noise_key, layers)
+            layer_inputs = self._layer_inputs(tokens_BT, x_BTD, 0, dropout)
+            n_BTD = self._through_layers(x_BTD, layer_inputs, noise_key, layers)
             loss = linear_cross_entropy(
                 n_BTD.flatten(0, 1), self.lm_head.weight, targets_BT.flatten(),
                 chunk=self.loss_chunk, scale=scale, options=self.loss_options,
-                chunk_loss=self._parts.chunk_loss, head_total_VD=self._totals.get(self.head_name),
+                chunk_loss=self._parts.chunk_loss, head_accumulator_VD=self._accumulators.get(self.head_name),
             )  # fmt: skip
-            del n_BTD  # the backward pass keeps what it needs of it, which is nothing
+            del n_BTD  # the backward pass does not need it
             if training:
                 loss.backward()  # type: ignore[no-untyped-call]
                 assert x_BTD.grad is not None
-                self._begin_backward(tokens_BT, x_BTD.grad, beside, dropout)
+                self._begin_backward(tokens_BT, x_BTD.grad, layer_inputs, dropout)
         return loss.detach()
 
     @torch.no_grad()
     def loss_sums(self, tokens_BT: Tensor, targets_BT: Tensor, apart_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed loss of all targets, as loss_sum's, and that of the targets at `apart_R` of all B×T.
+        """Summed loss of all targets, as in loss_sum, and of the targets at `apart_R` of all B×T.
 
-        The layers run once; only the head sees the rows apart a second time.
+        The layers run once; only the head computes the rows apart a second time.
         """
         x_ND, targets_N = self.hidden(tokens_BT).flatten(0, 1), targets_BT.flatten()
         head_VD = self.lm_head.weight
@@ -320,7 +320,7 @@ class Decoder(nn.Module):
             x_ND, head_VD, targets_N,
             chunk=self.loss_chunk, options=self.loss_options, chunk_loss=self._parts.chunk_loss,
         )  # fmt: skip
-        # Not the compiled loss: it would be compiled anew for every number of rows there is.
+        # Not the compiled loss: it would be compiled again for every number of rows.
         apart = linear_cross_entropy(
             x_ND[apart_R], head_VD, targets_N[apart_R],
             chunk=min(self.loss_chunk, _APART_CHUNK), options=self.loss_options,
@@ -330,25 +330,25 @@ class Decoder(nn.Module):
     def _through_layers(
         self,
         x_BTD: Tensor,
-        beside: list[Any],
+        layer_inputs: list[Any],
         noise_key: Tensor | None,
         only: Sequence[int] | None = None,
     ) -> Tensor:
         """From the embedding to the normalised last hidden state."""
         n_layer, middle_layer = self.shape.n_layer, self.middle_layer
         if only is not None and middle_layer is not None:
-            # The norm takes two inputs all the same: one and the same where it does in a real pass.
+            # The norm still takes two inputs. They are the same tensor where a full pass has it so.
             middle_layer = only[-1 if middle_layer == n_layer - 1 else 0]
         nothing: list[None] = [None] * n_layer
-        totals = self._layer_totals if torch.is_grad_enabled() else nothing
-        # A key of its own for every layer's rounding, for the same reason as dropout's.
+        accumulators = self._layer_accumulators if torch.is_grad_enabled() else nothing
+        # Every layer has a key of its own for its rounding, for the same reason as in dropout.
         noise = nothing if noise_key is None else keys_for_layers(noise_key[None], n_layer)[:, 0]
-        layers = list(zip(self.layer_specs(), self._layers(), totals, beside, noise, strict=True))
+        layers = list(zip(self.layer_specs(), self._layers(), accumulators, layer_inputs, noise, strict=True))
         middle: tuple[Tensor, ...] = ()
         for number in range(n_layer) if only is None else only:
-            spec, weights, total, extra, key = layers[number]
-            layer = LayerRun(self._parts, spec, number, weights, total, extra, key, self._visitor)
-            x_BTD = run_layer(x_BTD, layer, self.kept_fields[self.recompute])
+            spec, weights, added_to, inputs, key = layers[number]
+            layer = LayerRun(self._parts, spec, number, weights, added_to, inputs, key, self._hooks)
+            x_BTD = run_layer(x_BTD, layer, self.saved_fields[self.recompute])
             if number == middle_layer:
                 middle = (x_BTD,)
         return run_layer(x_BTD, self._last_norm(), 1, *middle)
@@ -357,7 +357,7 @@ class Decoder(nn.Module):
     def hidden(self, tokens_BT: Tensor, dropout: DropoutKeys | None = None) -> Tensor:
         """The normalised last hidden state."""
         x_BTD = self._begin(tokens_BT, 0, dropout)
-        return self._through_layers(x_BTD, self._beside(tokens_BT, x_BTD, 0, dropout), None)
+        return self._through_layers(x_BTD, self._layer_inputs(tokens_BT, x_BTD, 0, dropout), None)
 
     @torch.no_grad()
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -375,8 +375,8 @@ class Decoder(nn.Module):
         """Logits (B, V) after the last of these tokens; the cache holds what came before them."""
         position = cache[0].length
         x_BTD = self._begin_decoding(tokens_BT, cache)
-        beside = self._beside(tokens_BT, x_BTD, position, None)
-        layers = zip(self._layers(), self.layer_specs(), beside, cache, strict=True)
+        layer_inputs = self._layer_inputs(tokens_BT, x_BTD, position, None)
+        layers = zip(self._layers(), self.layer_specs(), layer_inputs, cache, strict=True)
         middle: tuple[Tensor, ...] = ()
         with sdpa_kernel(_DECODING_BACKENDS):
             for number, layer in enumerate(layers):

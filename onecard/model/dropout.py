@@ -1,9 +1,9 @@
 """Dropout whose masks are a function of (sequence, place in the model), not of a global generator.
 
-A step split into micro-batches of 8, 5 or 1 sequences then drops the same values, a resumed run
-drops what it would have dropped, and recomputation needs no generator state. The masks are hashed
-from counters with plain integer operations, so they are the same code eager, compiled, on the CPU
-and on the GPU (where the compiler fuses them into the neighbouring operation).
+However a step is split into micro-batches, the same values are dropped. A resumed run drops what it
+would have dropped, and recomputation needs no generator state. The masks are hashed from counters with
+plain integer operations: the same code runs eager, compiled, on the CPU and on the GPU (where the
+compiler fuses it into the neighbouring operation).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAYER_STRIDE = 0x2C1B3C6D
 
 @dataclass(frozen=True)
 class DropoutKeys:
-    """One 32-bit key per sequence of the micro-batch, moved on to a new stream for every site."""
+    """One 32-bit key per sequence of the micro-batch. Every site derives a stream of its own from it."""
 
     keys_B: Tensor  # int32
     probability: float
@@ -30,8 +30,8 @@ class DropoutKeys:
     def for_layers(self, n_layer: int) -> list[DropoutKeys]:
         """Other keys for every layer, so that a layer's sites can be constants.
 
-        A site that counted through the layers would be a new number in each of them, and the
-        compiler would compile each anew, then give up and run the rest eager.
+        If sites were numbered through all layers, the compiler would compile every layer again, then
+        give up and run the rest eager.
         """
         keys_LB = keys_for_layers(self.keys_B, n_layer)
         return [DropoutKeys(keys_B, self.probability) for keys_B in keys_LB]
@@ -43,13 +43,13 @@ class DropoutKeys:
 
 
 def keys_for_layers(keys_B: Tensor, n_layer: int) -> Tensor:
-    """(L, B): keys of every layer, unlike each other's."""
+    """(L, B): different keys for every layer."""
     number_L = torch.arange(1, n_layer + 1, device=keys_B.device, dtype=torch.int32)
     return _scramble(keys_B[None, :] * _LAYER_STRIDE + number_L[:, None])
 
 
 def keep_mask(keys_B: Tensor, shape: tuple[int, ...], probability: float, site: int) -> Tensor:
-    """Boolean (B, *shape), True with chance 1 - probability, decided by (key, site, position) alone."""
+    """Boolean (B, *shape), True with chance 1 - probability; depends on key, site and position alone."""
     counter = torch.arange(math.prod(shape), device=keys_B.device, dtype=torch.int32)
     stream_B = _scramble(keys_B * _SITE_STRIDE + site)
     bits = _scramble(counter[None, :] ^ stream_B[:, None])
@@ -59,8 +59,8 @@ def keep_mask(keys_B: Tensor, shape: tuple[int, ...], probability: float, site: 
 def _scramble(x: Tensor) -> Tensor:
     """A 32-bit mixing function (xorshift-multiply, three rounds), overwriting x.
 
-    In place because on the CPU, eager, most of the time would go into fresh memory; compiled, the
-    whole function is one pass anyway. The mask after >> makes the arithmetic shift a logical one.
+    In place because, eager on the CPU, new memory would cost most of the time; compiled, the whole
+    function is one pass anyway. The mask after >> makes the arithmetic shift a logical one.
     """
     for _ in range(3):
         x = x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_MULTIPLIER)

@@ -1,4 +1,4 @@
-"""GPT-2 as nanoGPT builds it, with nanoGPT's parameter names, so that checkpoints pass both ways.
+"""GPT-2 as nanoGPT builds it, with nanoGPT's parameter names, so that checkpoints convert both ways.
 
 Shapes: B sequences, T tokens, D width (n_embd), V vocabulary.
 """
@@ -18,7 +18,7 @@ from onecard.model.accumulate import add_to
 from onecard.model.decoder import Decoder, NormRun, Parts, seed_of
 from onecard.model.dropout import DropoutKeys
 from onecard.model.gpt2_block import (
-    KEPT_FIELDS,
+    SAVED_FIELDS,
     BlockSpec,
     BlockTensors,
     block_backward,
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
 
 class GPT2(Decoder):
     shape: GPT2Shape
-    kept_fields = KEPT_FIELDS
+    saved_fields = SAVED_FIELDS
     head_name = "transformer.wte.weight"  # tied
 
     def __init__(self, shape: GPT2Shape) -> None:
@@ -117,8 +117,8 @@ class GPT2(Decoder):
         return BlockTensors(*map(by_name.get, _BLOCK_NAMES))  # type: ignore[arg-type]  # weights are there
 
     def _begin(self, tokens_BT: Tensor, first_position: int, dropout: DropoutKeys | None) -> Tensor:
-        """In the weights' dtype, but fp32 where that is fp16: sums of many layers outgrow fp16's largest
-        number; bf16 reaches as far as fp32."""
+        """The residual stream in the weights' dtype, but fp32 where that is fp16: sums over many layers
+        exceed fp16's largest number. bf16 has the range of fp32."""
         T = tokens_BT.shape[1]
         assert first_position + T <= self.shape.block_size, "more tokens than position embeddings"
         wte_VD, wpe_TD = self.transformer.wte.weight, self.transformer.wpe.weight
@@ -129,17 +129,17 @@ class GPT2(Decoder):
         return x_BTD if dropout is None else dropout.apply(x_BTD, _EMBEDDING)
 
     def _begin_backward(
-        self, tokens_BT: Tensor, dx_BTD: Tensor, beside: list[Any], dropout: DropoutKeys | None
+        self, tokens_BT: Tensor, dx_BTD: Tensor, layer_inputs: list[Any], dropout: DropoutKeys | None
     ) -> None:
         if dropout is not None:
             dx_BTD = dropout.apply(dx_BTD, _EMBEDDING)
-        wte_total, wpe_total = (self._totals[f"transformer.{e}.weight"] for e in ("wte", "wpe"))
+        wte_acc, wpe_acc = (self._accumulators[f"transformer.{e}.weight"] for e in ("wte", "wpe"))
         # Atomic additions on a GPU: the order of summation is not fixed, as in attention's backward pass.
-        # (index_put_ sorts first, and takes 14 times as long on text, where some tokens are everywhere.)
-        wte_total.index_add_(0, tokens_BT.flatten(), dx_BTD.flatten(0, 1).to(wte_total.dtype))
-        add_to(wpe_total[: dx_BTD.shape[1]], dx_BTD.sum(0, dtype=wpe_total.dtype))
+        # (index_put_ sorts first, and takes 14 times as long on text, where some tokens are frequent.)
+        wte_acc.index_add_(0, tokens_BT.flatten(), dx_BTD.flatten(0, 1).to(wte_acc.dtype))
+        add_to(wpe_acc[: dx_BTD.shape[1]], dx_BTD.sum(0, dtype=wpe_acc.dtype))
 
-    def _beside(
+    def _layer_inputs(
         self, tokens_BT: Tensor, x_BTD: Tensor, first_position: int, dropout: DropoutKeys | None
     ) -> list[Any]:
         n_layer = self.shape.n_layer
@@ -147,11 +147,11 @@ class GPT2(Decoder):
 
     def _last_norm(self) -> NormRun:
         ln_f = self.transformer.ln_f
-        totals = tuple(self._totals.get(f"transformer.ln_f.{kind}") for kind in ("weight", "bias"))
-        return NormRun(self._parts, (ln_f.weight, ln_f.bias), totals, self.lm_head.weight.dtype)
+        acc = tuple(self._accumulators.get(f"transformer.ln_f.{kind}") for kind in ("weight", "bias"))
+        return NormRun(self._parts, (ln_f.weight, ln_f.bias), acc, self.lm_head.weight.dtype)
 
     def _decode_layer(
-        self, x_BTD: Tensor, weights: BlockTensors, spec: BlockSpec, beside: None, cache: LayerCache
+        self, x_BTD: Tensor, weights: BlockTensors, spec: BlockSpec, inputs: None, cache: LayerCache
     ) -> Tensor:
         return block_decode(x_BTD, weights, spec, cache)
 

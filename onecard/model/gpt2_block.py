@@ -1,17 +1,17 @@
-"""One layer of GPT-2, forward and backward, saying what it keeps in between.
+"""One layer of GPT-2, forward and backward, with an explicit list of what is saved in between.
 
-Autograd would keep what is convenient: 16 values of width D per token and layer. The backward pass
-needs 10 of them, the outputs of matmuls and attention and the two residual states; norms, GELU and
-dropout masks are cheap to compute again:
+Autograd would save 16 values of width D per token and layer. The backward pass needs 10 of them: the
+outputs of matmuls and attention, and the two residual states. Norms, GELU and dropout masks are cheap
+to recompute:
 
-    kept       width per token     recompute='none'   'mlp'   'block'
+    saved      width per token     recompute='none'   'mlp'   'block'
     x          D                   yes                yes     yes
     qkv        3 D                 yes                yes
     y          D (+ H log-sums)    yes                yes
     x_mid      D                   yes                yes
     h          4 D                 yes
 
-Forward and backward are plain functions of tensors, each compiled once for all layers; what is kept
+Forward and backward are plain functions of tensors, each compiled once for all layers. What is saved
 passes through `save_for_backward` in model/recompute.py, where a test counts it.
 
 The residual stream has the dtype of x, matmuls that of the weights; norms compute in fp32.
@@ -46,12 +46,12 @@ from onecard.model.layers import (
 
 aten = torch.ops.aten
 
-# Dropout sites; layers are told apart by their keys.
+# Dropout sites within a layer; each layer has keys of its own.
 _ATTENTION, _ATTENTION_OUT, _MLP_OUT = range(1, 4)
 
 
 class BlockTensors(NamedTuple):
-    """The weights of a layer, or the totals of their gradients."""
+    """The weights of a layer (`w`), or their gradient accumulators (`acc`)."""
 
     ln_1_weight: Tensor
     ln_1_bias: Tensor | None
@@ -75,8 +75,8 @@ class BlockSpec(NamedTuple):
     attention: str  # a kernel of model/attention.py
 
 
-class Kept(NamedTuple):
-    """What the backward pass needs of the forward pass, in the order in which it is computed."""
+class SavedActivations(NamedTuple):
+    """What the backward pass needs of the forward pass, in the order of computation."""
 
     x_BTD: Tensor
     qkv_BTE: Tensor
@@ -86,20 +86,20 @@ class Kept(NamedTuple):
     h_BTF: Tensor
 
 
-# How many of these, from the first, each setting of `recompute` keeps.
-KEPT_FIELDS = {"none": 6, "mlp": 5, "block": 1}
+# How many of these fields, from the first, each setting of `recompute` saves.
+SAVED_FIELDS = {"none": 6, "mlp": 5, "block": 1}
 
 
 def block_forward(
     x_BTD: Tensor, w: BlockTensors, spec: BlockSpec, dropout: DropoutKeys | None
 ) -> tuple[Tensor, ...]:
-    """The layer's output and, after it, all fields of Kept but x (which the caller has)."""
-    kept = _keep((x_BTD,), w, spec, dropout)
-    return _mlp_output(kept.x_mid_BTD, kept.h_BTF, w, spec, dropout), *kept[1:]
+    """The layer's output and, after it, all of SavedActivations but x, which the caller has."""
+    saved = _all_saved((x_BTD,), w, spec, dropout)
+    return _mlp_output(saved.x_mid_BTD, saved.h_BTF, w, spec, dropout), *saved[1:]
 
 
 def block_decode(x_BTD: Tensor, w: BlockTensors, spec: BlockSpec, cache: LayerCache) -> Tensor:
-    """The layer's output for tokens that follow those in the cache, which grows by them."""
+    """The layer's output for tokens that follow those in the cache. They are added to it."""
     fresh = cache.length == 0
     assert fresh or x_BTD.shape[1] == 1, "a cache grows by one prompt, then token by token"
     q, k, v = heads(_qkv(x_BTD, w), spec.n_head)
@@ -111,15 +111,15 @@ def block_decode(x_BTD: Tensor, w: BlockTensors, spec: BlockSpec, cache: LayerCa
 
 def block_backward(
     dout_BTD: Tensor,
-    kept_first: tuple[Tensor, ...],
+    saved_first: tuple[Tensor, ...],
     w: BlockTensors,
-    totals: BlockTensors,
+    acc: BlockTensors,
     spec: BlockSpec,
     dropout: DropoutKeys | None,
     noise_key: Tensor | None,
 ) -> Tensor:
-    """The gradient of x; those of the weights are added to their totals."""
-    kept = _keep(kept_first, w, spec, dropout)
+    """The gradient of x; those of the weights are added to their accumulators."""
+    saved = _all_saved(saved_first, w, spec, dropout)
     dtype = w.c_fc_weight.dtype
 
     # The MLP: out = x_mid + dropout(gelu(h) @ W_out)
@@ -127,18 +127,18 @@ def block_backward(
     if dropout is not None:
         dmlp_BTD = dropout.apply(dmlp_BTD, _MLP_OUT)
     da_BTF = linear_backward(
-        dmlp_BTD, F.gelu(kept.h_BTF, approximate=spec.gelu_form),
-        w.mlp_c_proj_weight, totals.mlp_c_proj_weight, totals.mlp_c_proj_bias, noise_key, 0,
+        dmlp_BTD, F.gelu(saved.h_BTF, approximate=spec.gelu_form),
+        w.mlp_c_proj_weight, acc.mlp_c_proj_weight, acc.mlp_c_proj_bias, noise_key, 0,
     )  # fmt: skip
-    dh_BTF = aten.gelu_backward(da_BTF, kept.h_BTF, approximate=spec.gelu_form)
-    n_BTD, stats = layer_norm(kept.x_mid_BTD, w.ln_2_weight, w.ln_2_bias)
+    dh_BTF = aten.gelu_backward(da_BTF, saved.h_BTF, approximate=spec.gelu_form)
+    n_BTD, stats = layer_norm(saved.x_mid_BTD, w.ln_2_weight, w.ln_2_bias)
     dn_BTD = linear_backward(
-        dh_BTF, n_BTD.to(dtype), w.c_fc_weight, totals.c_fc_weight, totals.c_fc_bias, noise_key, 1
+        dh_BTF, n_BTD.to(dtype), w.c_fc_weight, acc.c_fc_weight, acc.c_fc_bias, noise_key, 1
     )
     dx_mid_BTD = dout_BTD + layer_norm_backward(
-        dn_BTD, kept.x_mid_BTD, stats, w.ln_2_weight, w.ln_2_bias, totals.ln_2_weight, totals.ln_2_bias
+        dn_BTD, saved.x_mid_BTD, stats, w.ln_2_weight, w.ln_2_bias, acc.ln_2_weight, acc.ln_2_bias
     )
-    # Gradients of both ways are added in fp32 and rounded once.
+    # Gradients of both paths are added in fp32 and rounded once.
     dx_mid_BTD = dx_mid_BTD.to(dout_BTD.dtype)
 
     # Attention: x_mid = x + dropout(y @ W_proj)
@@ -146,27 +146,29 @@ def block_backward(
     if dropout is not None:
         dproj_BTD = dropout.apply(dproj_BTD, _ATTENTION_OUT)
     dy_BTD = linear_backward(
-        dproj_BTD, kept.y_BTD, w.attn_c_proj_weight, totals.attn_c_proj_weight, totals.attn_c_proj_bias,
+        dproj_BTD, saved.y_BTD, w.attn_c_proj_weight, acc.attn_c_proj_weight, acc.attn_c_proj_bias,
         noise_key, 2,
     )  # fmt: skip
-    dqkv_BTE = _attention_backward(dy_BTD, kept, spec, dropout)
-    n_BTD, stats = layer_norm(kept.x_BTD, w.ln_1_weight, w.ln_1_bias)
+    dqkv_BTE = _attention_backward(dy_BTD, saved, spec, dropout)
+    n_BTD, stats = layer_norm(saved.x_BTD, w.ln_1_weight, w.ln_1_bias)
     dn_BTD = linear_backward(
-        dqkv_BTE, n_BTD.to(dtype), w.c_attn_weight, totals.c_attn_weight, totals.c_attn_bias, noise_key, 3
+        dqkv_BTE, n_BTD.to(dtype), w.c_attn_weight, acc.c_attn_weight, acc.c_attn_bias, noise_key, 3
     )
     dx_BTD = dx_mid_BTD + layer_norm_backward(
-        dn_BTD, kept.x_BTD, stats, w.ln_1_weight, w.ln_1_bias, totals.ln_1_weight, totals.ln_1_bias
+        dn_BTD, saved.x_BTD, stats, w.ln_1_weight, w.ln_1_bias, acc.ln_1_weight, acc.ln_1_bias
     )
     return dx_BTD.to(dout_BTD.dtype)
 
 
-def _keep(first: tuple[Tensor, ...], w: BlockTensors, spec: BlockSpec, dropout: DropoutKeys | None) -> Kept:
-    """The first fields of Kept as given, the missing ones computed."""
-    if len(first) == KEPT_FIELDS["none"]:
-        return Kept(*first)
-    if len(first) == KEPT_FIELDS["mlp"]:
+def _all_saved(
+    first: tuple[Tensor, ...], w: BlockTensors, spec: BlockSpec, dropout: DropoutKeys | None
+) -> SavedActivations:
+    """All fields: the first ones as given, the missing ones computed."""
+    if len(first) == SAVED_FIELDS["none"]:
+        return SavedActivations(*first)
+    if len(first) == SAVED_FIELDS["mlp"]:
         x, qkv, y, lse, x_mid = first
-        return Kept(x, qkv, y, lse, x_mid, _hidden(x_mid, w))
+        return SavedActivations(x, qkv, y, lse, x_mid, _hidden(x_mid, w))
     (x_BTD,) = first
     qkv_BTE = _qkv(x_BTD, w)
     q, k, v = heads(qkv_BTE, spec.n_head)
@@ -177,7 +179,7 @@ def _keep(first: tuple[Tensor, ...], w: BlockTensors, spec: BlockSpec, dropout: 
         lse = x_BTD.new_empty(0)
     y_BTD = merged(y_BHTQ)
     x_mid_BTD = _attention_output(x_BTD, y_BTD, w, dropout)
-    return Kept(x_BTD, qkv_BTE, y_BTD, lse, x_mid_BTD, _hidden(x_mid_BTD, w))
+    return SavedActivations(x_BTD, qkv_BTE, y_BTD, lse, x_mid_BTD, _hidden(x_mid_BTD, w))
 
 
 def _qkv(x_BTD: Tensor, w: BlockTensors) -> Tensor:
@@ -185,6 +187,7 @@ def _qkv(x_BTD: Tensor, w: BlockTensors) -> Tensor:
 
 
 def _attention_output(x_BTD: Tensor, y_BTD: Tensor, w: BlockTensors, dropout: DropoutKeys | None) -> Tensor:
+    """x_mid, the residual stream after attention."""
     out_BTD = linear(y_BTD, w.attn_c_proj_weight, w.attn_c_proj_bias)
     return x_BTD + (out_BTD if dropout is None else dropout.apply(out_BTD, _ATTENTION_OUT)).to(x_BTD.dtype)
 
@@ -202,11 +205,14 @@ def _mlp_output(
     return x_mid_BTD + out_BTD.to(x_mid_BTD.dtype)
 
 
-def _attention_backward(dy_BTD: Tensor, kept: Kept, spec: BlockSpec, dropout: DropoutKeys | None) -> Tensor:
-    q, k, v = heads(kept.qkv_BTE, spec.n_head)
-    dy_BHTQ, y_BHTQ = (split_heads(t, spec.n_head) for t in (dy_BTD, kept.y_BTD))
+def _attention_backward(
+    dy_BTD: Tensor, saved: SavedActivations, spec: BlockSpec, dropout: DropoutKeys | None
+) -> Tensor:
+    """The gradient of qkv."""
+    q, k, v = heads(saved.qkv_BTE, spec.n_head)
+    dy_BHTQ, y_BHTQ = (split_heads(t, spec.n_head) for t in (dy_BTD, saved.y_BTD))
     if dropout is None:
-        grads = attend_backward(spec.attention, dy_BHTQ, q, k, v, y_BHTQ, kept.lse)
+        grads = attend_backward(spec.attention, dy_BHTQ, q, k, v, y_BHTQ, saved.lse)
     else:
         grads = attend_in_the_open_backward(dy_BHTQ, q, k, v, dropout.keys_B, dropout.probability, _ATTENTION)
     return torch.cat([merged(g) for g in grads], dim=-1)
@@ -219,13 +225,13 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def norm_forward(
     x_BTD: Tensor, dtype: torch.dtype, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """The norm before the head, as a layer of its own (model/recompute.py): it keeps x alone."""
+    """The norm before the head, as a layer of its own (model/recompute.py). Only x is saved."""
     return (norm(x_BTD, weight, bias).to(dtype),)
 
 
 def norm_backward(
-    dn_BTD: Tensor, x_BTD: Tensor, weight: Tensor, bias: Tensor | None, total_weight: Tensor,
-    total_bias: Tensor | None,
+    dn_BTD: Tensor, x_BTD: Tensor, weight: Tensor, bias: Tensor | None, weight_acc: Tensor,
+    bias_acc: Tensor | None,
 ) -> Tensor:  # fmt: skip
     _, stats = layer_norm(x_BTD, weight, bias)
-    return layer_norm_backward(dn_BTD, x_BTD, stats, weight, bias, total_weight, total_bias).to(x_BTD.dtype)
+    return layer_norm_backward(dn_BTD, x_BTD, stats, weight, bias, weight_acc, bias_acc).to(x_BTD.dtype)

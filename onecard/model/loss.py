@@ -1,12 +1,12 @@
 """Head and loss together, in chunks of rows: the B×T×V logits never exist.
 
-For each chunk: logits, their loss, and at once the gradient, which overwrites the logits; from it the
-gradients of the hidden rows and of the head. So one chunk of logits in the compute dtype is all the
-memory the vocabulary costs, and the backward pass has nothing left to do. That needs the gradient's
-scale before the loss is known: the tokens of the whole step, and in fp16 the loss scale.
+For each chunk: logits, their loss, then their gradient, which overwrites the logits, and from it the
+gradients of the hidden rows and of the head. One chunk of logits in the compute dtype is all the memory
+the vocabulary costs, and the backward pass has nothing left to do. This needs the gradient's scale before
+the loss is known: the tokens of the whole step, and in fp16 the loss scale.
 
-The sum (not the mean) is what a step needs: micro-batches of different sizes then add up to exactly
-the loss of the whole step, each token weighing the same.
+The result is the sum, not the mean: micro-batches of different sizes then add up to the loss of the whole
+step, and every token has the same weight.
 
 Shapes: N rows (tokens), C rows of a chunk, D width, V vocabulary.
 """
@@ -25,7 +25,7 @@ IGNORE = -1  # targets with this id carry no loss, as in nanoGPT
 
 
 class LossOptions(NamedTuple):
-    softcap: float = 0.0  # logits become softcap * tanh(logits / softcap); 0: as they are
+    softcap: float = 0.0  # logits become softcap * tanh(logits / softcap); 0: unchanged
     z_loss: float = 0.0  # adds z_loss * log(sum of exp)**2 to each token's loss
 
 
@@ -70,22 +70,22 @@ def linear_cross_entropy(
     *,
     chunk: int,
     scale: Tensor | None = None,
-    head_total_VD: Tensor | None = None,
+    head_accumulator_VD: Tensor | None = None,
     options: LossOptions = LossOptions(),  # noqa: B008 - immutable
     chunk_loss: ChunkLoss = chunk_loss_,
 ) -> Tensor:
     """Sum over tokens of -log softmax(x @ head.T)[target], in fp32 (or the input's own, if wider).
 
-    With a `scale` (0-dim) gradients are taken: the head's is added to `head_total_VD` here and now,
-    that of x is what `backward()` of the returned sum passes on. Both are of scale × sum, so that
-    `backward()` belongs to this sum itself and nothing computed from it.
+    With a `scale` (0-dim) gradients of scale × sum are taken. The head's is added to `head_accumulator_VD` at
+    once; that of x is what `backward()` of the returned sum passes on. Call `backward()` on this sum itself,
+    not on anything computed from it.
     """
     if scale is None:
         with torch.no_grad():
             return _in_chunks(x_ND, head_VD, targets_N, chunk, None, None, options, chunk_loss)[0]
-    assert head_total_VD is not None
+    assert head_accumulator_VD is not None
     result: Tensor = _LinearCrossEntropy.apply(
-        x_ND, head_VD, targets_N, chunk, scale, head_total_VD, options, chunk_loss
+        x_ND, head_VD, targets_N, chunk, scale, head_accumulator_VD, options, chunk_loss
     )  # type: ignore[no-untyped-call]
     return result
 
@@ -108,7 +108,7 @@ def _in_chunks(
     targets_N: Tensor,
     chunk: int,
     scale: Tensor | None,
-    head_total_VD: Tensor | None,
+    head_accumulator_VD: Tensor | None,
     options: LossOptions,
     chunk_loss: ChunkLoss,
 ) -> tuple[Tensor, Tensor | None]:
@@ -121,7 +121,7 @@ def _in_chunks(
         x_CD = x_ND[part]
         logits_cV = torch.mm(x_CD, head_VD.T, out=logits_CV[: len(x_CD)])
         loss += chunk_loss(logits_cV, targets_N[part], scale, options)
-        if dx_ND is not None and head_total_VD is not None:
+        if dx_ND is not None and head_accumulator_VD is not None:
             torch.mm(logits_cV, head_VD, out=dx_ND[part])
-            add_outer_(head_total_VD, logits_cV, x_CD)
+            add_outer_(head_accumulator_VD, logits_cV, x_CD)
     return loss, dx_ND

@@ -1,7 +1,7 @@
-"""nanochat's architecture of October 2025: the d20 and d32 people know.
+"""nanochat's architecture of October 2025, that of its d20 and d32.
 
-Parameters carry nanochat's names, but for queries, keys and values: they are one matrix here
-(`attn.c_attn`), which convert/ takes apart.
+Parameters have nanochat's names, except queries, keys and values: they are one matrix here
+(`attn.c_attn`), which convert/ splits.
 
 Shapes: B sequences, T tokens, D width, H heads, Q channels per head, V vocabulary.
 """
@@ -23,7 +23,7 @@ from onecard.model.layers import LayerCache, rms_norm, rms_norm_backward
 from onecard.model.loss import LossOptions, chunk_loss_
 from onecard.model.loss_kernel import with_kernel
 from onecard.model.nanochat_block import (
-    KEPT_FIELDS,
+    SAVED_FIELDS,
     Angles,
     BlockSpec,
     BlockTensors,
@@ -72,7 +72,7 @@ class Transformer(nn.Module):
 
 class Nanochat(Decoder):
     shape: NanochatShape
-    kept_fields = KEPT_FIELDS
+    saved_fields = SAVED_FIELDS
     loss_options = LossOptions(softcap=15.0)
 
     def __init__(self, shape: NanochatShape) -> None:
@@ -85,7 +85,7 @@ class Nanochat(Decoder):
         self.requires_grad_(False)
 
     def _initialise(self, name: str, data: Tensor, seed: int) -> None:
-        """Embedding normal 1, head all but zero, projections into the residual stream zero."""
+        """Embedding normal 1, head almost zero, projections into the residual stream zero."""
         if name.endswith("c_proj.weight"):
             data.zero_()
             return
@@ -109,14 +109,14 @@ class Nanochat(Decoder):
         return rms_norm(F.embedding(tokens_BT, wte_VD))[0].to(dtype)
 
     def _begin_backward(
-        self, tokens_BT: Tensor, dx_BTD: Tensor, beside: list[Any], dropout: DropoutKeys | None
+        self, tokens_BT: Tensor, dx_BTD: Tensor, layer_inputs: list[Any], dropout: DropoutKeys | None
     ) -> None:
-        total_VD = self._totals["transformer.wte.weight"]
+        accumulator_VD = self._accumulators["transformer.wte.weight"]
         n_BTD, factor = rms_norm(F.embedding(tokens_BT, self.transformer.wte.weight))
         drows_BTD = rms_norm_backward(dx_BTD, n_BTD, factor)
-        total_VD.index_add_(0, tokens_BT.flatten(), drows_BTD.flatten(0, 1).to(total_VD.dtype))
+        accumulator_VD.index_add_(0, tokens_BT.flatten(), drows_BTD.flatten(0, 1).to(accumulator_VD.dtype))
 
-    def _beside(
+    def _layer_inputs(
         self, tokens_BT: Tensor, x_BTD: Tensor, first_position: int, dropout: DropoutKeys | None
     ) -> list[Any]:
         device = self.lm_head.weight.device
@@ -125,7 +125,7 @@ class Nanochat(Decoder):
         return [self._angles.part(first_position, tokens_BT.shape[1])] * self.shape.n_layer
 
     def use_block_size(self, block_size: int) -> None:
-        """Rotary positions know no longest one."""
+        """Take any length: rotary positions have no limit."""
         self.shape = self.shape.with_block_size(block_size)
         self._angles = None
 
@@ -133,6 +133,6 @@ class Nanochat(Decoder):
         return NormRun(self._parts, (), (), self.lm_head.weight.dtype)
 
     def _decode_layer(
-        self, x_BTD: Tensor, weights: BlockTensors, spec: BlockSpec, beside: Angles, cache: LayerCache
+        self, x_BTD: Tensor, weights: BlockTensors, spec: BlockSpec, inputs: Angles, cache: LayerCache
     ) -> Tensor:
-        return block_decode(x_BTD, weights, spec, beside, cache)
+        return block_decode(x_BTD, weights, spec, inputs, cache)

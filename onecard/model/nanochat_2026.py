@@ -1,11 +1,10 @@
-"""nanochat's architecture as it stands in 2026.
+"""nanochat's architecture of 2026.
 
-October 2025's (model/nanochat.py), and: windows of attention, value embeddings, the first layer's input
-mixed in again before every layer, a little of the token before in every token's embedding ("smear"), and
-the middle layer's output taken off the last one's ("backout").
+It adds to that of October 2025 (model/nanochat.py): windows of attention, value embeddings, the first layer's
+input mixed in again before every layer, a little of the previous token in every token's embedding ("smear"),
+and the middle layer's output subtracted from the last one's ("backout").
 
-Parameters carry nanochat's names, but for queries, keys and values: they are one matrix here
-(`attn.c_attn`).
+Parameters have nanochat's names, except queries, keys and values: they are one matrix here (`attn.c_attn`).
 
 Shapes: B sequences, T tokens, D width, L layers, V vocabulary.
 """
@@ -29,11 +28,12 @@ from onecard.model.loss import LossOptions, chunk_loss_
 from onecard.model.loss_kernel import with_kernel
 from onecard.model.nanochat import MLP, CausalSelfAttention
 from onecard.model.nanochat_2026_block import (
-    KEPT_FIELDS,
-    Beside,
+    SAVED_FIELDS,
     BlockSpec,
     BlockTensors,
-    SharedTotals,
+    EmbeddingTensors,
+    LayerInputs,
+    SharedAccumulators,
     begin_backward,
     begin_forward,
     block_backward,
@@ -46,8 +46,11 @@ from onecard.model.nanochat_block import Angles, rotary_angles
 from onecard.model.nanochat_block import BlockTensors as Matrices
 
 _ROTARY_BASE = 100_000.0
-# A layer's two numbers begin at whole 16 bytes, which compiled code wants or else copies them.
+# A layer's two mixing numbers begin at a multiple of 16 bytes: compiled code copies what does not.
 _MIX_STRIDE = 4
+
+# Names of the weights before the first layer, in the order of EmbeddingTensors.
+_EMBEDDING_NAMES = ("transformer.wte.weight", "smear_gate.weight", "smear_lambda")
 
 _MATRICES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
@@ -77,7 +80,7 @@ class Transformer(nn.Module):
 
 class Nanochat2026(Decoder):
     shape: Nanochat2026Shape
-    kept_fields = KEPT_FIELDS
+    saved_fields = SAVED_FIELDS
     loss_options = LossOptions(softcap=15.0)
 
     def __init__(self, shape: Nanochat2026Shape) -> None:
@@ -110,7 +113,7 @@ class Nanochat2026(Decoder):
         """Projections into the residual stream zero, matrices uniform, gates all but neutral."""
         shape, generator = self.shape, torch.Generator().manual_seed(seed_of(seed, name))
         ramp_L = torch.arange(shape.n_layer) / max(shape.n_layer - 1, 1)
-        # As wide as a normal distribution of 1 / sqrt(width), without its outliers.
+        # The standard deviation is 1 / sqrt(width), as of a normal distribution, but without outliers.
         bound = math.sqrt(3 / shape.n_embd)
         if name.endswith("c_proj.weight") or name == "smear_lambda":
             data.zero_()
@@ -130,7 +133,7 @@ class Nanochat2026(Decoder):
 
     @property
     def spec(self) -> BlockSpec:
-        """Of a layer that sees everything and has no value embedding."""
+        """What is constant in a layer that sees all tokens and has no value embedding."""
         return BlockSpec(self.shape.n_head, self.kernel(), None, False)
 
     def layer_specs(self) -> list[BlockSpec]:
@@ -154,28 +157,30 @@ class Nanochat2026(Decoder):
         return BlockTensors(matrices, by_name.get("attn.ve_gate.weight"), by_name.get("value_embed"))
 
     def _begin(self, tokens_BT: Tensor, first_position: int, dropout: DropoutKeys | None) -> Tensor:
-        """In the weights' dtype, but fp32 where that is fp16 (as in GPT2._begin)."""
+        """The residual stream in the weights' dtype, but fp32 where that is fp16 (as in GPT2._begin)."""
         assert dropout is None, "nanochat has no dropout"
         assert first_position + tokens_BT.shape[1] <= self.shape.block_size, "more tokens than positions"
-        return self._embed(tokens_BT, *self._beginning(), self._stream_dtype)
+        return self._embed(tokens_BT, self._embedding_weights(), self._stream_dtype)
 
     def _begin_decoding(self, tokens_BT: Tensor, cache: list[LayerCache]) -> Tensor:
-        """With the token before, whose own row then is left off again."""
+        """`_begin` with the previous token in front, whose own row is then removed."""
         first = cache[0]
         before = [first.last_B1] if first.length and first.last_B1 is not None else []
-        x_BTD = begin_forward(torch.cat((*before, tokens_BT), 1), *self._beginning(), self._stream_dtype)
+        x_BTD = begin_forward(
+            torch.cat((*before, tokens_BT), 1), self._embedding_weights(), self._stream_dtype
+        )
         first.last_B1 = tokens_BT[:, -1:]
         return x_BTD[:, len(before) :]
 
-    def _beginning(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.transformer.wte.weight, self.smear_gate.weight, self.smear_lambda
+    def _embedding_weights(self) -> EmbeddingTensors:
+        return EmbeddingTensors(self.transformer.wte.weight, self.smear_gate.weight, self.smear_lambda)
 
     @property
     def _stream_dtype(self) -> torch.dtype:
         dtype = self.transformer.wte.weight.dtype
         return torch.float32 if dtype == torch.float16 else dtype
 
-    def _beside(
+    def _layer_inputs(
         self, tokens_BT: Tensor, x_BTD: Tensor, first_position: int, dropout: DropoutKeys | None
     ) -> list[Any]:
         device, wide = x_BTD.device, torch.promote_types(x_BTD.dtype, torch.float32)
@@ -183,37 +188,37 @@ class Nanochat2026(Decoder):
             self._angles = rotary_angles(self.shape.block_size, self.shape.head_dim, _ROTARY_BASE, device)
         angles = self._angles.part(first_position, tokens_BT.shape[1])
         mix_L4 = F.pad(torch.stack((self.resid_lambdas, self.x0_lambdas), 1).to(wide), (0, _MIX_STRIDE - 2))
-        totals: list[SharedTotals | None] = [None] * self.shape.n_layer
+        shared: list[SharedAccumulators | None] = [None] * self.shape.n_layer
         if torch.is_grad_enabled():
-            x0_total_BTD = torch.zeros_like(x_BTD, dtype=wide, requires_grad=False)
+            x0_accumulator_BTD = torch.zeros_like(x_BTD, dtype=wide, requires_grad=False)
             rows = torch.zeros_like(mix_L4)[:, :2].unbind()
-            totals = [SharedTotals(mix_total_2, x0_total_BTD) for mix_total_2 in rows]
+            shared = [SharedAccumulators(mix_accumulator_2, x0_accumulator_BTD) for mix_accumulator_2 in rows]
         x0_BTD = x_BTD.detach()
         return [
-            Beside(angles, tokens_BT, x0_BTD, mix_2, total)
-            for mix_2, total in zip(mix_L4[:, :2].unbind(), totals, strict=True)
+            LayerInputs(angles, tokens_BT, x0_BTD, mix_2, accumulators)
+            for mix_2, accumulators in zip(mix_L4[:, :2].unbind(), shared, strict=True)
         ]
 
     def _begin_backward(
-        self, tokens_BT: Tensor, dx_BTD: Tensor, beside: list[Beside], dropout: DropoutKeys | None
+        self, tokens_BT: Tensor, dx_BTD: Tensor, layer_inputs: list[LayerInputs], dropout: DropoutKeys | None
     ) -> None:
-        mix_total_L2 = torch.stack([b.totals.mix_2 for b in beside if b.totals is not None])
-        for name, dmix_L in zip(("resid_lambdas", "x0_lambdas"), mix_total_L2.unbind(1), strict=True):
-            self._totals[name].add_(dmix_L.to(self._totals[name].dtype))
-        assert beside[0].totals is not None
-        totals = (self._totals[n] for n in ("transformer.wte.weight", "smear_gate.weight", "smear_lambda"))
-        self._embed_backward(dx_BTD, beside[0].totals.x0_BTD, tokens_BT, *self._beginning(), *totals)
+        shared = [inputs.accumulators for inputs in layer_inputs if inputs.accumulators is not None]
+        dmix_L2 = torch.stack([accumulators.mix_2 for accumulators in shared])
+        for name, dmix_L in zip(("resid_lambdas", "x0_lambdas"), dmix_L2.unbind(1), strict=True):
+            self._accumulators[name].add_(dmix_L.to(self._accumulators[name].dtype))
+        acc = EmbeddingTensors(*(self._accumulators[name] for name in _EMBEDDING_NAMES))
+        self._embed_backward(dx_BTD, shared[0].x0_BTD, tokens_BT, self._embedding_weights(), acc)
 
     def use_block_size(self, block_size: int) -> None:
-        """Rotary positions know no longest one."""
+        """Take any length: rotary positions have no limit."""
         self.shape = self.shape.with_block_size(block_size)
         self._angles = None
 
     def _last_norm(self) -> NormRun:
-        totals = (self._totals.get("backout_lambda"),)
-        return NormRun(self._parts, (self.backout_lambda,), totals, self.lm_head.weight.dtype)
+        accumulators = (self._accumulators.get("backout_lambda"),)
+        return NormRun(self._parts, (self.backout_lambda,), accumulators, self.lm_head.weight.dtype)
 
     def _decode_layer(
-        self, x_BTD: Tensor, weights: BlockTensors, spec: BlockSpec, beside: Beside, cache: LayerCache
+        self, x_BTD: Tensor, weights: BlockTensors, spec: BlockSpec, inputs: LayerInputs, cache: LayerCache
     ) -> Tensor:
-        return block_decode(x_BTD, weights, spec, beside, cache)
+        return block_decode(x_BTD, weights, spec, inputs, cache)

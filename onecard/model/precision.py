@@ -1,11 +1,11 @@
-"""Which number format a run computes in."""
+"""The number format that a run computes in."""
 
 from __future__ import annotations
 
 import torch
 
 _TORCH_DTYPE = {
-    "float64": torch.float64,  # no run is offered it: tests compute in it
+    "float64": torch.float64,  # for tests only
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -17,7 +17,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def choose_dtype(requested: str | None, device: str) -> tuple[str, str]:
-    """(dtype, a note for the user or ''). Auto: bfloat16 where the card computes it, float32 on a CPU."""
+    """(dtype, a note for the user or ''). Auto: bfloat16 where the card supports it, float32 on a CPU."""
     if not device.startswith("cuda"):
         if requested == "float16":
             # nanoGPT ignores dtype on a CPU; half precision without a GPU is neither fast nor safe.
@@ -30,6 +30,6 @@ def choose_dtype(requested: str | None, device: str) -> tuple[str, str]:
 
 
 def card_has_bf16(device: str) -> bool:
-    """Does this very card compute in bfloat16? (torch answers for the current one.)"""
+    """Whether this card computes in bfloat16. (torch answers for the current device.)"""
     with torch.cuda.device(device):
         return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,7 +1,7 @@
-"""Where forward and backward of a layer meet autograd: the one place that decides what is kept.
+"""A layer as one autograd operation: the one place that decides which activations are saved.
 
-Autograd strings the layers together (a later architecture may cross-connect them); inside a layer it
-sees one operation, whose `save_for_backward` is all that stays in memory until the backward pass.
+Autograd connects the layers. A layer is one operation to it, whose `save_for_backward` is all that stays in
+memory until the backward pass.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from onecard.model.compiling import limit_recompiling
 
 class Layer(Protocol):
     def forward(self, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """The output and then what it would keep besides its inputs."""
+        """The output, followed by the activations it could save besides its inputs."""
         ...
 
-    def backward(self, dout: Tensor, kept: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-        """The gradient of x from the first of the kept tensors, what is missing computed again.
+    def backward(self, dout: Tensor, saved: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        """The gradient of x. Activations that were not saved are recomputed.
 
-        With other inputs, which are the last of the kept tensors: the gradients of all of them.
-        Gradients of weights are added to their totals.
+        Other inputs are the last saved tensors; with them, the gradients of all inputs are returned.
+        Gradients of weights are added to their accumulators.
         """
         ...
 
@@ -31,7 +31,7 @@ class Layer(Protocol):
 def run_layer(x: Tensor, layer: Layer, fields: int, *others: Tensor) -> Tensor:
     """The layer's output, differentiable in x and the other inputs.
 
-    Of x and what it would keep, the first `fields` are kept, and the other inputs in any case.
+    Of x and the layer's activations the first `fields` are saved. The other inputs always are.
     """
     if not torch.is_grad_enabled():
         return layer.forward(x, *others)[0]
@@ -42,8 +42,8 @@ def run_layer(x: Tensor, layer: Layer, fields: int, *others: Tensor) -> Tensor:
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: Layer, fields: int, x: Tensor, *others: Tensor) -> Tensor:
-        out, *kept = layer.forward(x, *others)
-        ctx.save_for_backward(x, *kept[: fields - 1], *others)
+        out, *activations = layer.forward(x, *others)
+        ctx.save_for_backward(x, *activations[: fields - 1], *others)
         ctx.layer = layer
         return out
 

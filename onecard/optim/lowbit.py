@@ -1,24 +1,20 @@
 """AdamW over a flat chunk of parameters that are stored in fewer bits than they are computed in.
 
-Weights may be kept in bf16 and moments in int8 with one scale per block of 256. Both need stochastic
-rounding: an update or a decay smaller than half a step of the storage would otherwise be lost every
-time, however often it is asked for. Rounded up with the probability of the fraction that is cut off, it
-arrives on average.
+Weights may be stored in bf16 and moments in int8 with one scale per block of 256. Both are rounded
+stochastically (model/rounding.py): rounding to nearest would lose every update or decay smaller than half
+a step of the storage.
 
-The noise is hashed from (key, place in the flat buffer), not drawn from a generator: a resumed run
-rounds as it would have, and so does one that cuts the buffer into other chunks.
+Moments: a linear int8 code loses whatever is small compared with the largest value of its block; a second
+moment rounded to zero then divides by eps. The codes therefore lie on a fourth-root scale: 127 steps reach
+from the largest |m| of the block down to 4e-9 of it. A step is 3% of the value at the top, and 18% at a
+thousandth of the top. The second moment spans twice as many decades, so its square root is coded, on the
+same curve. A positive second moment never falls below the code whose root is as small as the smallest
+first moment: an average that is not yet zero then never has a zero denominator.
+docs/lessons.md has the measurements behind this choice.
 
-Moments: a linear int8 code kills whatever is small beside the largest of its block; a second moment
-rounded to zero then divides by eps. The codes therefore count on the fourth-root scale: 127 steps reach
-from the largest |m| of the block down to 4e-9 of it, a step being 3% of the value at the top and 18% at
-a thousandth of it. The second moment spans twice as many decades, so its square root is coded, on the
-same curve. A positive second moment never gets below the code at which its root is as small as the
-smallest first moment: what is left of an average can then not meet a denominator that is gone.
-docs/lessons.md has the measurements this choice is made by.
-
-Everything is plain arithmetic without branches on data: it runs eager on the CPU, and the compiler makes
-one pass over memory of it. What changes from step to step comes as 0-dim tensors, since a Python number
-would be compiled in.
+Everything is plain arithmetic without branches on data: it runs eager on the CPU, and compiled it is one
+pass over memory. What changes from step to step comes as 0-dim tensors, since a Python number would be
+compiled in.
 """
 
 from __future__ import annotations
@@ -33,23 +29,23 @@ from onecard.model.rounding import noise_bits, round_to_bf16
 
 _FIRST_TOP = 127
 _SECOND_TOP = 255
-# The smallest root of a positive second moment is then (2/255)**4 of the largest in its block, which is
-# what (1/127)**4, the smallest first moment, is of its own.
+# The smallest root of a positive second moment is then (2/255)**4 of the largest in its block: about as small
+# as the smallest first moment, (1/127)**4 of the largest.
 _SECOND_LOWEST = 2
-# A block whose largest value is below this is taken for zero: where a device flushes subnormal numbers,
-# dividing by one is dividing by zero.
+# A block whose largest value is below this counts as zero: a device that flushes subnormal numbers would
+# divide by zero.
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
 class Int8State(NamedTuple):
-    """A moment in 8 bits. The code's type tells which: int8 the first (signed), uint8 the second."""
+    """A moment in 8 bits. Codes of the first (signed) moment are int8, those of the second uint8."""
 
     codes: Tensor  # (n,) or (n / BLOCK, BLOCK), int8 or uint8
     scales: Tensor  # (n / BLOCK,), fp32: the largest |first moment|, or root of a second, of the block
 
 
 class Hyper(NamedTuple):
-    """What AdamW needs to know of a step, as 0-dim fp32 tensors on the device of the parameters."""
+    """AdamW's numbers of one step, as 0-dim fp32 tensors on the device of the parameters."""
 
     grad_scale: Tensor  # the gradient is divided by it
     lr: Tensor
@@ -76,16 +72,16 @@ def adamw_chunk_(
     all of them). `key` is noise_key's number of this step as a 0-dim int32 tensor; `first` is where in
     the flat buffer the chunk begins, 0-dim int64 or int32.
 
-    Tensors of n values may be (n,) or (n / BLOCK, BLOCK). Compiled, give it the latter: it is then one
-    kernel, but with (n,) the compiler copies every result to its place in a kernel of its own.
+    Tensors of n values may be (n,) or (n / BLOCK, BLOCK). Compiled, use the latter, which is one kernel: with
+    (n,) the compiler copies every result to its place in a separate kernel.
     """
     compute = torch.promote_types(master.dtype, torch.float32)
-    # In blocks throughout, also what needs none: all of it has to be of one shape to become one kernel.
+    # Everything is in blocks: tensors must have one shape to be computed in one kernel.
     noise = _in_blocks(noise_bits(master.numel(), key, first, master.device))
 
     gradient = _in_blocks(grad).to(compute) * hyper.grad_scale.reciprocal()
-    # Towards the new value rather than beta * old + (1 - beta) * new: 1 - 0.999 is off by 1e-5 in fp32,
-    # and this way the average still settles where it should.
+    # Not beta * old + (1 - beta) * new: 1 - 0.999 has an error of 1e-5 in fp32, and only in this form does
+    # the average still converge to the right value.
     m = decoded_blocks(exp_avg, compute)
     m = m + (gradient - m) * (1 - hyper.beta1)
     v = decoded_blocks(exp_avg_sq, compute)
@@ -103,7 +99,7 @@ def adamw_chunk_(
 
 
 def encode_first(exp_avg: Tensor, noise: Tensor | None = None) -> Int8State:
-    """(n,) to int8, unbiased over noise (32 bits an element, as noise_bits gives) or to the nearest code."""
+    """(n,) to int8, unbiased over noise (32 bits per element, from noise_bits) or to the nearest code."""
     blocks = _in_blocks(exp_avg).float()
     threshold = None if noise is None else _threshold(noise, bits=8)
     codes, scales = _encode_magnitude(blocks.abs(), _FIRST_TOP, threshold)
@@ -111,10 +107,10 @@ def encode_first(exp_avg: Tensor, noise: Tensor | None = None) -> Int8State:
 
 
 def encode_second(exp_avg_sq: Tensor, noise: Tensor | None = None) -> Int8State:
-    """(n,), none negative, to uint8. Over noise the square root is unbiased, being what updates use."""
+    """(n,), none negative, to uint8. Over noise the square root is unbiased, because updates use it."""
     blocks = _in_blocks(exp_avg_sq).float()
-    # A decay of 1 - 0.999 moves a code below 16 by less than 1/512, which 8 bits of noise would round away.
-    # The lower half of these 16 is the first moment's noise, which is seldom what decides here.
+    # A decay of 1 - 0.999 moves a code below 16 by less than 1/512: 8 bits of noise are too coarse for that.
+    # The lower 8 of these 16 bits are the first moment's noise too, but they seldom decide here.
     threshold = None if noise is None else _threshold(noise, bits=16)
     codes, scales = _encode_magnitude(blocks.sqrt(), _SECOND_TOP, threshold)
     codes = torch.where(blocks > 0, codes.clamp_min(_SECOND_LOWEST), codes)
@@ -122,12 +118,12 @@ def encode_second(exp_avg_sq: Tensor, noise: Tensor | None = None) -> Int8State:
 
 
 def decode(state: Int8State) -> Tensor:
-    """The (n,) fp32 moment behind either kind of state."""
+    """The moment in fp32, as (n,)."""
     return decoded_blocks(state, torch.float32).view(-1)
 
 
 def decoded_blocks(moment: Tensor | Int8State, dtype: torch.dtype) -> Tensor:
-    """(n / BLOCK, BLOCK), whatever it is stored in."""
+    """The moment as (n / BLOCK, BLOCK), in whatever format it is stored."""
     if isinstance(moment, Tensor):
         return _in_blocks(moment).to(dtype)
     codes, scales = _in_blocks(moment.codes).float(), moment.scales[:, None]
@@ -151,7 +147,7 @@ def _encode_magnitude(blocks: Tensor, top: int, threshold: Tensor | None) -> tup
     peak = blocks.amax(dim=1, keepdim=True)
     scales = torch.where(peak >= _SMALLEST_SCALE, peak, 0.0)
     fraction = blocks * torch.where(scales > 0, scales, 1.0).reciprocal()
-    # The fourth root. On a GPU rsqrt is one instruction, sqrt several, and of those this kernel has many.
+    # The fourth root. On a GPU rsqrt is one instruction and sqrt several, which would dominate this kernel.
     place = fraction.rsqrt().rsqrt() * top
     if threshold is None:
         codes = (place + 0.5).floor().clamp_max(top)
@@ -170,7 +166,7 @@ def _curve(codes: Tensor, top: int) -> Tensor:
 
 def _threshold(noise: Tensor, bits: int) -> Tensor:
     """Uniform in (0, 1) from the upper half of noise: from its low 8 bits or from all 16."""
-    # The half keeps clear of 0 and 1: a value that is a code up to fp32's rounding keeps that code.
+    # The half excludes 0 and 1: a value that equals a code up to fp32's rounding keeps that code.
     half = _in_blocks(noise) >> 16
     return ((half & (2**bits - 1)).float() + 0.5) * 2.0**-bits
 

@@ -1,12 +1,12 @@
 """Muon: momentum whose update is made orthogonal, a few equal matrices at a time.
 
-An update with all singular values near one moves every direction of a matrix alike, where AdamW's is
-dominated by a few. The orthogonal factor comes from a polynomial in the matrix itself, a handful of
-matmuls in bf16; it need not be exact, and is not.
+An update with all singular values near one moves a matrix equally in every direction, while AdamW's is
+dominated by a few directions. The orthogonal factor comes from a polynomial in the matrix itself, a few
+matmuls in bf16. It is not exact, and need not be.
 
-A few at a time: one by one, the host needs longer to hand out the many small kernels than a fast card to
-compute them; a whole model stacked by shape, as others do it, needs two more copies of its matrices for the
-duration of a step. The room is taken once; what a step allocates beside it is a few numbers a row.
+A few matrices at a time: one by one, the many small kernels are launch-bound on a fast card. All matrices
+stacked by shape, the usual method, need two more copies of them during a step. The workspace is allocated
+once; a step allocates only a few numbers per row in addition.
 
 Momentum may be fp32, bf16 or int8 in blocks; low-bit storage is rounded stochastically, as in lowbit.py.
 """
@@ -39,10 +39,10 @@ ITERATIONS: dict[str, tuple[tuple[float, float, float], ...]] = {
         (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
     ),
 }
-# Polar Express diverges above one: room for the rounding of the norm.
+# Polar Express diverges above one: a margin for the rounding of the norm.
 _CUSHION = {"newton-schulz": 1.0, "polar-express": 1.01}
 _SMALLEST = {"newton-schulz": 1e-7, "polar-express": 1e-6}
-# How slowly the scale of a neuron's updates is averaged (refined rule).
+# Decay of the average of a neuron's update scale (refined rule).
 _VARIANCE_BETA = 0.9
 
 
@@ -64,7 +64,7 @@ class Matrix(NamedTuple):
 
     @classmethod
     def of(cls, name: str, shape: Size) -> Matrix:
-        """Queries, keys and values are packed in our models, and made orthogonal apart."""
+        """The matrix of a parameter. Packed queries, keys and values are made orthogonal one by one."""
         return cls(*matrix_of(name, shape))
 
     @property
@@ -73,30 +73,29 @@ class Matrix(NamedTuple):
 
     @property
     def place(self) -> int:
-        """In a flat buffer: whole blocks."""
+        """Elements the matrix takes in a flat buffer: whole blocks."""
         return -(-self.elements // BLOCK) * BLOCK
 
     @property
     def side(self) -> int:
-        """The smaller one: products of the matrix with itself are this large."""
+        """The smaller dimension: the side of the matrix's products with itself."""
         return min(self.rows, self.columns)
 
     def variances(self, count: int = 1) -> Size:
-        """One number a neuron: along the longer side, or the rows of a square."""
+        """Size of the variances, one number per neuron: along the longer side, or the rows of a square."""
         parts = count * self.parts
         return Size((parts, self.rows, 1) if self.rows >= self.columns else (parts, 1, self.columns))
 
     def stacked(self, flat: Tensor, count: int) -> Tensor:
-        """So many of them that lie one after the other, as one stack."""
+        """`count` matrices that lie one after the other, as one stack."""
         padded = flat[: count * self.place].view(count, self.place)[:, : self.elements]
         return padded.view(count * self.parts, self.rows, self.columns)
 
 
 class Piece(NamedTuple):
-    """What belongs to one matrix, flat and padded to whole blocks.
+    """The buffers of one matrix, flat and padded to whole blocks.
 
-    `first` (with a key that is new in every step) chooses the noise of low-bit storage, as in
-    lowbit.adamw_chunk_.
+    `first`, together with the step's key, chooses the noise of low-bit storage, as in lowbit.adamw_chunk_.
     """
 
     grad: Tensor
@@ -106,7 +105,7 @@ class Piece(NamedTuple):
 
 
 class Muon:
-    """Steps on equal matrices, with room for as many of each kind as are said to be taken at a time.
+    """Steps on batches of equal matrices, with a workspace for the largest batch of `together`.
 
     `dtype` is what the iteration computes in. bf16 is enough for it.
     """
@@ -138,13 +137,13 @@ class Muon:
             )
 
     def take_workspace(self) -> None:
-        """cuBLAS takes one at its first product, and now and then it has been given back."""
+        """Have cuBLAS allocate its workspace, which it does at a product where it has none."""
         torch.bmm(self._plain_scale, self._plain_scale)
 
     def step(
         self, matrix: Matrix, pieces: Sequence[Piece], variance: Tensor | None, hyper: MuonHyper, key: Tensor
     ) -> None:
-        """One step of each, in place. `variance` is that of all of them, one after the other."""
+        """One step of each matrix, in place. `variance` has those of all matrices, one after the other."""
         for number, piece in enumerate(pieces):
             x = self._x[number * matrix.place : (number + 1) * matrix.place]
             self._ahead(
@@ -172,9 +171,9 @@ class Muon:
 
 
 def ahead_(grad: Tensor, momentum: Momentum, x: Tensor, hyper: MuonHyper, key: Tensor, first: Tensor) -> None:
-    """Move the average towards the gradient, and write where Nesterov would look from to x.
+    """Move the average towards the gradient, and write Nesterov's momentum to x.
 
-    All in blocks, (n / BLOCK, BLOCK): the compiler then makes one kernel of it.
+    All tensors are in blocks, (n / BLOCK, BLOCK): the compiler then makes one kernel of it.
     """
     compute = torch.promote_types(grad.dtype, torch.float32)
     gradient = grad.to(compute) / hyper.grad_scale
@@ -187,7 +186,7 @@ def ahead_(grad: Tensor, momentum: Momentum, x: Tensor, hyper: MuonHyper, key: T
         momentum.codes.copy_(state.codes.view_as(momentum.codes))
         momentum.scales.copy_(state.scales)
     elif momentum.dtype == torch.bfloat16:
-        # The upper half of the noise: the lower one rounds the weight.
+        # The upper half of the noise: the lower half rounds the weight.
         noise = noise_bits(grad.numel(), key, first, grad.device).view_as(average) >> 16
         momentum.copy_(round_to_bf16(average, noise))
     else:
@@ -200,7 +199,7 @@ def apply_(
 ) -> None:  # fmt: skip
     """master -= lr × (stretch × scale × x + decay × master).
 
-    Cautious: decay only what the step makes smaller too, and that as much further as the step goes.
+    Cautious: only weights that the update makes smaller decay, and their decay is stretched as well.
     """
     compute = torch.promote_types(master_PRC.dtype, torch.float32)
     before, update = master_PRC.to(compute), x_PRC.to(compute) * (scale * stretch)
@@ -217,12 +216,12 @@ def apply_(
 def orthogonalise_(
     x_PRC: Tensor, y_PRC: Tensor, gram: Tensor, poly: Tensor, method: str = "polar-express"
 ) -> tuple[Tensor, Tensor]:
-    """Near the orthogonal factor of each matrix in x, and what is left over: x and y, either way round."""
+    """The approximate orthogonal factor of each matrix in x, and a spare tensor: x and y, in either order."""
     tall = x_PRC.shape[-2] > x_PRC.shape[-1]
     norm = torch.linalg.vector_norm(x_PRC, dim=(-2, -1), keepdim=True, dtype=_wide(x_PRC))
     x_PRC.div_(norm * _CUSHION[method] + _SMALLEST[method])
     for a, b, c in ITERATIONS[method]:
-        # Of the smaller side; each line is one matmul, sums and factors included.
+        # Products have the smaller side; each line is one matmul, with its sum and factors.
         torch.bmm(*((x_PRC.mT, x_PRC) if tall else (x_PRC, x_PRC.mT)), out=gram)
         torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=poly)
         torch.baddbmm(x_PRC, *((x_PRC, poly) if tall else (poly, x_PRC)), beta=a, out=y_PRC)
@@ -231,7 +230,7 @@ def orthogonalise_(
 
 
 def orthogonalised(g_PRC: Tensor, method: str = "polar-express") -> Tensor:
-    """The same without room prepared for it, and leaving its argument alone."""
+    """orthogonalise_ without a given workspace, on a copy of its argument."""
     x_PRC = g_PRC.clone() if g_PRC.dtype == torch.float64 else g_PRC.bfloat16()
     side = min(x_PRC.shape[-2:])
     gram, poly = (x_PRC.new_empty(len(x_PRC), side, side) for _ in range(2))
@@ -246,10 +245,10 @@ def equalise_rows_(x_PRC: Tensor) -> None:
 
 
 def neuron_scale_(x_PRC: Tensor, variance: Tensor, spare_PRC: Tensor) -> Tensor:
-    """Factors that even out how far neurons move (NorMuon, arXiv 2510.05491), the whole kept as far.
+    """Factors that equalise the neurons' updates (NorMuon, arXiv 2510.05491) but keep the matrix's norm.
 
-    Also brings the norm to that of an exactly orthogonal matrix (Muon+, arXiv 2602.21545). What is in
-    `spare_PRC` is lost.
+    They also bring the norm to that of an exactly orthogonal matrix (Muon+, arXiv 2602.21545). `spare_PRC` is
+    overwritten.
     """
     along = -1 if variance.shape[-1] == 1 else -2
     norms = row_norms(x_PRC) if along == -1 else column_norms(x_PRC, spare_PRC)
@@ -269,8 +268,8 @@ def row_norms(x_PRC: Tensor) -> Tensor:
 
 
 def column_norms(x_PRC: Tensor, spare_PRC: Tensor) -> Tensor:
-    """As rows of the turned matrix. Summed across rows, torch's kernel takes a multiple of the matrix to work
-    in (two fp32 copies of 3 × 1024 × 4096 on an H200; it depends on the card), which nobody could bill."""
+    """Norms of the columns, as rows of the transposed matrix. Across rows, torch's kernel would take a
+    workspace larger than the matrix, by card (two fp32 copies of 3 × 1024 × 4096 on an H200)."""
     parts, rows, columns = x_PRC.shape
     turned_PCR = spare_PRC.view(parts, columns, rows)
     turned_PCR.copy_(x_PRC.mT)

@@ -1,9 +1,9 @@
-"""Buffers in host memory that visit the card piece by piece while it works.
+"""Offloaded buffers: they live in host memory and are streamed through the card in pieces.
 
 An optimizer step reads and writes every master weight and state once. From pinned host memory that is up
-to 12 bytes a parameter each way over the bus, in pieces: while one is updated, the next arrives and the
-one before goes home. Three pieces are on the card at a time; a piece is a few MB, or a whole matrix
-where the rule needs one.
+to 12 bytes a parameter each way over the bus. While one piece is updated, the next is copied to the card
+and the previous one back to host memory. Three pieces are on the card at a time; a piece is a few MB, or a
+whole matrix where the rule needs one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.arch.layout import PLACES
+from onecard.arch.layout import PIECES_ON_CARD
 from onecard.errors import UserError, first_line
 from onecard.hardware.cpu import available_memory
 from onecard.optim.regions import Region, Slot
 
-# Smaller buffers may share pages with others, which cannot be registered twice; from 32 MiB on, the C
+# Smaller buffers may share pages with others, and a page cannot be registered twice. From 32 MiB on, the C
 # library gives every allocation pages of its own.
 _REGISTERED_FROM = 2**26
 
 
 def check_host_memory(needed: int, what: str) -> None:
-    """Refuse before the machine begins to swap, or the kernel to kill."""
+    """Stop before the machine begins to swap, or the kernel to kill processes."""
     available = available_memory()
     if available is not None and needed > available:
         raise UserError(
@@ -38,34 +38,35 @@ def check_host_memory(needed: int, what: str) -> None:
 
 
 def host_empty(count: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Host memory the card can read by itself.
+    """Pinned host memory, which the card can read by itself.
 
-    torch's own pinned allocator rounds up to a power of two, which for large buffers is up to twice the
-    memory: those are allocated plainly and registered with the driver.
+    torch's own pinned allocator rounds up to a power of two, up to twice the memory. Large buffers are
+    therefore allocated as pageable memory and registered with the driver.
     """
     small = count * dtype.itemsize < _REGISTERED_FROM
     try:
         tensor = torch.empty(count, dtype=dtype, pin_memory=small and device.startswith("cuda"))
     except (RuntimeError, MemoryError) as error:
         raise UserError(
-            f"{count * dtype.itemsize / 2**30:.2f} GiB of host memory cannot be had", first_line(error),
+            f"{count * dtype.itemsize / 2**30:.2f} GiB of host memory could not be allocated",
+            first_line(error),
             "close other programs, or use --offload=none",
-        ) from None  # fmt: skip
+        ) from None
     if small or not device.startswith("cuda"):
         return tensor
-    tensor.registration = _Registration(tensor)  # type: ignore[attr-defined]  # lives as long as it does
+    tensor.registration = _Registration(tensor)  # type: ignore[attr-defined]  # lives as long as the tensor
     return tensor
 
 
 class _Registration:
-    """Pages the driver keeps in place until this is gone: it must go before the memory does."""
+    """Pages pinned by the driver while this object lives. It must be deleted before the memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         self._address: int | None = tensor.data_ptr()
         if failed := int(self._runtime.cudaHostRegister(self._address, tensor.nbytes, 0)):
             self._address = None
-            # The runtime keeps its last error for whoever asks next, which is a kernel that has done nothing.
+            # The runtime keeps its last error, and would report it at the next kernel launch.
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
             raise UserError(
@@ -76,167 +77,170 @@ class _Registration:
 
     def __del__(self) -> None:
         if self._address is not None:
-            torch.cuda.synchronize()  # a copy may still be on its way
+            torch.cuda.synchronize()  # a copy may still be running
             self._runtime.cudaHostUnregister(self._address)
 
 
 @dataclass(frozen=True)
-class Traveller:
-    """A flat host buffer with one element for every `per` parameters."""
+class StreamedBuffer:
+    """A flat buffer in host memory with one element for every `per` parameters."""
 
-    home: Tensor
+    host_copy: Tensor
     per: int = 1
-    returns: bool = True  # False: only read on the card
+    writes_back: bool = True  # False: only read on the card
 
     def part(self, flat: Tensor, first: int, count: int) -> Tensor:
+        """The elements of `flat` that belong to these parameters."""
         return flat[first // self.per : (first + count) // self.per]
 
 
-class Shuttle:
-    """Carries pieces of several host buffers to the card and back, overlapping with the work on them."""
+class Streamer:
+    """Copies pieces of several host buffers to the card and back while the card works on other pieces."""
 
     def __init__(
-        self, travellers: Sequence[Traveller], spans: Sequence[tuple[int, int]], device: str
+        self, buffers: Sequence[StreamedBuffer], spans: Sequence[tuple[int, int]], device: str
     ) -> None:
-        """`spans`: first and count of the pieces, in the order of their journeys."""
-        self.travellers, self.spans = tuple(travellers), tuple(spans)
+        """`spans`: first and count of the pieces, in the order of streaming."""
+        self.buffers, self.spans = tuple(buffers), tuple(spans)
         longest = max(count for _, count in spans)
-        # On a CPU the same journeys are made without streams: the path the tests take.
+        # On a CPU the same copies are made without CUDA streams: tests take this path.
         self.cuda = device.startswith("cuda")
-        self._places = [
-            [torch.empty(longest // t.per, dtype=t.home.dtype, device=device) for t in self.travellers]
-            for _ in range(min(PLACES, len(spans)))
+        self._staging = [
+            [torch.empty(longest // b.per, dtype=b.host_copy.dtype, device=device) for b in self.buffers]
+            for _ in range(min(PIECES_ON_CARD, len(spans)))
         ]
         if self.cuda:
-            self._inward, self._outward = torch.Stream(device), torch.Stream(device)
-            self._left = [torch.Event(device) for _ in self._places]  # the place is empty again
+            self._to_card, self._to_host = torch.Stream(device), torch.Stream(device)
+            self._free = [torch.Event(device) for _ in self._staging]  # a set may be overwritten
 
-    def bytes_at_home(self) -> int:
-        return sum(t.home.nbytes for t in self.travellers)
+    def host_bytes(self) -> int:
+        """Bytes of the host copies."""
+        return sum(buffer.host_copy.nbytes for buffer in self.buffers)
 
     def run(self, work: Callable[[list[Tensor], int, int], None]) -> None:
-        """work(pieces, first, count) for every piece in order; it may change the pieces in place."""
+        """Call work(pieces, first, count) for every span in order; it may change the pieces in place."""
         if self.cuda:
-            # Pieces may not set out before those of the last round are back home, nor before what the
-            # caller has waited for (totals on their way home, say).
-            self._inward.wait_stream(self._outward)
-            self._inward.wait_stream(torch.cuda.current_stream())
+            # Wait until the pieces of the last run are back in host memory, and for what the caller has
+            # waited for (copies of accumulators to host memory, for example).
+            self._to_card.wait_stream(self._to_host)
+            self._to_card.wait_stream(torch.cuda.current_stream())
         for number, (first, count) in enumerate(self.spans):
-            place = self._places[number % len(self._places)]
-            visiting = [t.part(flat, 0, count) for t, flat in zip(self.travellers, place, strict=True)]
-            homes = [t.part(t.home, first, count) for t in self.travellers]
-            with _on(self._inward if self.cuda else None):
-                if self.cuda and number >= len(self._places):
-                    self._inward.wait_event(self._left[number % len(self._places)])
-                for visitor, home in zip(visiting, homes, strict=True):
-                    visitor.copy_(home, non_blocking=True)
+            staging = self._staging[number % len(self._staging)]
+            pieces = [b.part(flat, 0, count) for b, flat in zip(self.buffers, staging, strict=True)]
+            host_copies = [b.part(b.host_copy, first, count) for b in self.buffers]
+            with _on(self._to_card if self.cuda else None):
+                if self.cuda and number >= len(self._staging):
+                    self._to_card.wait_event(self._free[number % len(self._staging)])
+                for piece, host_copy in zip(pieces, host_copies, strict=True):
+                    piece.copy_(host_copy, non_blocking=True)
             if self.cuda:
-                torch.cuda.current_stream().wait_stream(self._inward)
-            work(visiting, first, count)
+                torch.cuda.current_stream().wait_stream(self._to_card)
+            work(pieces, first, count)
             if self.cuda:
-                self._outward.wait_stream(torch.cuda.current_stream())
-            with _on(self._outward if self.cuda else None):
-                for traveller, visitor, home in zip(self.travellers, visiting, homes, strict=True):
-                    if traveller.returns:
-                        home.copy_(visitor, non_blocking=True)
+                self._to_host.wait_stream(torch.cuda.current_stream())
+            with _on(self._to_host if self.cuda else None):
+                for buffer, piece, host_copy in zip(self.buffers, pieces, host_copies, strict=True):
+                    if buffer.writes_back:
+                        host_copy.copy_(piece, non_blocking=True)
                 if self.cuda:
-                    self._left[number % len(self._places)].record(self._outward)
+                    self._free[number % len(self._staging)].record(self._to_host)
 
-    def settle(self) -> None:
-        """Wait until everything is home: before anybody on the host reads it."""
+    def synchronize(self) -> None:
+        """Wait until the host copies are complete, before the CPU reads them."""
         if self.cuda:
-            self._outward.synchronize()
+            self._to_host.synchronize()
 
 
-class LayerTotals:
-    """Gradient totals that live on the host; those of three layers at a time are on the card.
+class LayerAccumulators:
+    """Gradient accumulators in host memory; those of three layers at a time are on the card.
 
-    The backward pass goes through the layers from last to first. Before a layer, its total of the
-    micro-batches so far has come; after it, the sum goes home. While one layer computes, the sum of the
-    one before it leaves and the total of the next arrives: with three places the two need not wait for
-    each other, and the bus carries both ways at once.
+    The backward pass goes through the layers from last to first. Before a layer is computed, its accumulators
+    are copied to the card; after it, the new sums are copied back. While one layer computes, the previous one
+    is copied back and the next one fetched. With three staging buffers the two copies do not wait for each
+    other, and the bus works in both directions at once.
     """
 
     def __init__(self, region: Region, dtype: torch.dtype, device: str) -> None:
-        self.home = host_empty(region.size, dtype, device).zero_()
+        self.host_copy = host_empty(region.size, dtype, device).zero_()
         self._spans = _layer_spans(region)
         longest = max(last - first for first, last in self._spans)
-        count = min(PLACES, len(self._spans))
-        self._places = [torch.zeros(longest, dtype=dtype, device=device) for _ in range(count)]
+        count = min(PIECES_ON_CARD, len(self._spans))
+        self._staging = [torch.zeros(longest, dtype=dtype, device=device) for _ in range(count)]
         wide = torch.promote_types(dtype, torch.float32)
         self._norms = torch.zeros(len(self._spans), dtype=wide, device=device)
-        self._empty = [True] * len(self._spans)  # nothing has been added in this step
-        self._coming: int | None = None
+        self._empty = [True] * len(self._spans)  # nothing has been added to the layer in this step
+        self._fetched: int | None = None
         self.views: dict[str, Tensor] = {}
         for slot in region.slots:
             layer = _layer_of(slot)
             first, _ = self._spans[layer]
-            self.views[slot.name] = replace(slot, first=slot.first - first).view(self._place_of(layer))
+            self.views[slot.name] = replace(slot, first=slot.first - first).view(self._staging_of(layer))
         self.cuda = device.startswith("cuda")
         if self.cuda:
-            self._inward, self._outward = torch.Stream(device), torch.Stream(device)
-            self._left = [torch.Event(device) for _ in self._places]  # what was there is home
+            self._to_card, self._to_host = torch.Stream(device), torch.Stream(device)
+            self._free = [torch.Event(device) for _ in self._staging]  # a buffer may be overwritten
 
     def begin(self, layer: int) -> None:
-        """Before the layer's backward pass: its total is in `views` afterwards."""
-        if self._coming != layer:
+        """Fetch the layer's accumulators into `views`, before its backward pass."""
+        if self._fetched != layer:
             self._fetch(layer)
         if self.cuda:
-            torch.cuda.current_stream().wait_stream(self._inward)
+            torch.cuda.current_stream().wait_stream(self._to_card)
         if layer:
             self._fetch(layer - 1)
 
     def end(self, layer: int) -> None:
-        """After it: the total goes home."""
-        place, home = self._both(layer)
-        self._norms[layer] = torch.linalg.vector_norm(place, dtype=self._norms.dtype)
+        """Copy the layer's accumulators back to host memory, after its backward pass."""
+        staging, host_copy = self._both(layer)
+        self._norms[layer] = torch.linalg.vector_norm(staging, dtype=self._norms.dtype)
         self._empty[layer] = False
         if self.cuda:
-            self._outward.wait_stream(torch.cuda.current_stream())
-        with _on(self._outward if self.cuda else None):
-            home.copy_(place, non_blocking=True)
+            self._to_host.wait_stream(torch.cuda.current_stream())
+        with _on(self._to_host if self.cuda else None):
+            host_copy.copy_(staging, non_blocking=True)
             if self.cuda:
-                self._left[layer % len(self._places)].record(self._outward)
+                self._free[layer % len(self._staging)].record(self._to_host)
         if not layer:
-            self._coming = None
+            self._fetched = None
 
     def norm(self) -> Tensor:
         return torch.linalg.vector_norm(self._norms)
 
     def clear(self) -> None:
+        """Begin a new step: the first gradients of a layer are added to zeros."""
         self._empty = [True] * len(self._spans)
-        self._coming = None
+        self._fetched = None
         self._norms.zero_()
 
-    def settle(self) -> None:
-        """Before the update reads what has gone home."""
+    def wait_for_copies(self) -> None:
+        """Make the current stream wait for the copies to host memory, before the update reads them."""
         if self.cuda:
-            torch.cuda.current_stream().wait_stream(self._outward)
+            torch.cuda.current_stream().wait_stream(self._to_host)
 
     def _fetch(self, layer: int) -> None:
-        place, home = self._both(layer)
+        staging, host_copy = self._both(layer)
         if self.cuda:
-            # The layer that was here before must have left, and with it all that left earlier, among them
-            # this layer's own sum of the micro-batch before.
-            self._inward.wait_event(self._left[layer % len(self._places)])
-            if self._coming is None:
-                # The first of a micro-batch. The one before may still be at work on a place, or have been
-                # broken off there.
-                self._inward.wait_stream(torch.cuda.current_stream())
-                self._inward.wait_stream(self._outward)
-        with _on(self._inward if self.cuda else None):
+            # The layer that used this buffer last must be back in host memory. So must all layers copied
+            # earlier, among them this layer's own sums of the previous micro-batch.
+            self._to_card.wait_event(self._free[layer % len(self._staging)])
+            if self._fetched is None:
+                # The first layer of a micro-batch. The previous micro-batch may still compute in a staging
+                # buffer, or have been interrupted there.
+                self._to_card.wait_stream(torch.cuda.current_stream())
+                self._to_card.wait_stream(self._to_host)
+        with _on(self._to_card if self.cuda else None):
             if self._empty[layer]:
-                place.zero_()
+                staging.zero_()
             else:
-                place.copy_(home, non_blocking=True)
-        self._coming = layer
+                staging.copy_(host_copy, non_blocking=True)
+        self._fetched = layer
 
     def _both(self, layer: int) -> tuple[Tensor, Tensor]:
         first, last = self._spans[layer]
-        return self._place_of(layer)[: last - first], self.home[first:last]
+        return self._staging_of(layer)[: last - first], self.host_copy[first:last]
 
-    def _place_of(self, layer: int) -> Tensor:
-        return self._places[layer % len(self._places)]
+    def _staging_of(self, layer: int) -> Tensor:
+        return self._staging[layer % len(self._staging)]
 
 
 def _layer_of(slot: Slot) -> int:
@@ -245,7 +249,7 @@ def _layer_of(slot: Slot) -> int:
 
 
 def _layer_spans(region: Region) -> list[tuple[int, int]]:
-    """Where each layer's parameters begin and end in the region: one after the other, nothing between."""
+    """Where each layer's parameters begin and end in the region: layer after layer, without gaps."""
     spans: list[tuple[int, int]] = []
     for slot in region.slots:
         layer = _layer_of(slot)

@@ -1,4 +1,4 @@
-"""Which parameter learns by which rule: nanoGPT's groups, nanochat's of both generations, Muon for GPT-2."""
+"""The rule of every parameter: nanoGPT's groups, nanochat's of both generations, Muon for GPT-2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EPSILON = 1e-10  # nanochat's
 
 
 def rules_of(config: RunConfig, shape: Shape) -> Rules:
-    """By the name of a parameter, tied heads left out."""
+    """The rules of a run, by parameter name, without tied heads."""
     betas = config.beta1, config.beta2
     if not config.by_muon:
         return adamw_for_all(betas, config.weight_decay)
@@ -27,7 +27,7 @@ def _in_layers(name: str, shape: Size) -> bool:
 
 
 def _gpt2_by_muon(config: RunConfig) -> Rules:
-    """Matrices inside layers by Muon, which decays them as much a step as AdamW would; the rest by AdamW."""
+    """Muon for matrices inside layers, with the decay per step that AdamW would have; AdamW for the rest."""
     betas, rate = (config.beta1, config.beta2), config.learning_rate
     decay = config.weight_decay * rate / config.muon_lr if config.muon_lr else 0.0
     muon = MuonRule(config.muon_lr, decay)
@@ -42,7 +42,7 @@ def _gpt2_by_muon(config: RunConfig) -> Rules:
 
 def _nanochat_2025(config: RunConfig, shape: Shape) -> Rules:
     matrix, embedding, unembedding, _ = _base_rates(config, shape)
-    # Its weight decay is that of embedding and head; Muon then had none.
+    # The weight decay is that of embedding and head; Muon had none in 2025.
     muon, betas, decay = MuonRule(matrix), (0.8, 0.95), config.weight_decay
     by_name = {
         "transformer.wte.weight": AdamWRule(betas, decay, embedding, _EPSILON),
@@ -60,7 +60,7 @@ def _nanochat_2026(config: RunConfig, shape: Shape) -> Rules:
         "lm_head.weight": AdamWRule((0.8, 0.96), 0.01, unembedding, _EPSILON),
         "transformer.wte.weight": AdamWRule((0.8, 0.995), 0.001, embedding, _EPSILON),
         "resid_lambdas": AdamWRule(usual, 0.05, 0.01 * scalar, _EPSILON),
-        # They begin small and are many layers' only way back to the input: a longer memory.
+        # They begin small and connect many layers to the input: averages over more steps.
         "x0_lambdas": AdamWRule((0.96, 0.95), 0.0, scalar, _EPSILON),
     }
     value_embeddings = AdamWRule((0.8, 0.995), 0.01, 0.5 * embedding, _EPSILON)
@@ -77,7 +77,7 @@ def _nanochat_2026(config: RunConfig, shape: Shape) -> Rules:
 
 
 def _base_rates(config: RunConfig, shape: Shape) -> tuple[float, float, float, float]:
-    """Of matrices, embeddings, head and scalars: nanochat's, brought to this batch and width."""
+    """Rates of matrices, embeddings, head and scalars: nanochat's, scaled to this batch and width."""
     knobs = (config.matrix_lr, config.embedding_lr, config.unembedding_lr, config.scalar_lr)
     assert all(rate is not None for rate in knobs), "resolved"
     batch = batch_lr_scale(config.generation, config.tokens_per_step)

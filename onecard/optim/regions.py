@@ -1,8 +1,8 @@
-"""Where every parameter lies in the flat buffers that training works on.
+"""Where every parameter lies in the flat buffers of training.
 
-Masters, states, totals and working copies are one buffer each instead of a tensor per parameter: the
-norm, the update and the clearing of gradients are a few kernels over long buffers, nothing is
-allocated in a step, and a buffer can be cut into pieces that travel to the card and back.
+Masters, states, accumulators and working copies are one buffer each instead of a tensor per parameter. The
+norm, the update and the clearing of gradients are then a few kernels over long buffers, nothing is allocated
+in a step, and an offloaded buffer can be streamed in pieces.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Region:
     kind: str
     rule: Rule
     slots: tuple[Slot, ...]
-    size: int  # in elements, with the gaps
+    size: int  # in elements, with gaps
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         return {slot.name: slot.view(flat) for slot in self.slots}
 
     @property
     def is_vectors(self) -> bool:
-        """Norms and biases: too small to be worth fewer bits or a journey."""
+        """Whether these are norms and biases: too small to store in few bits or to offload."""
         return self.kind == "vectors"
 
     @property
@@ -63,20 +63,20 @@ class Region:
         return isinstance(self.rule, MuonRule)
 
     def spans(self) -> list[tuple[int, int]]:
-        """(first, count) of the pieces it is updated in: whole matrices where the rule needs them."""
+        """(first, count) of the pieces an update streams: whole matrices where the rule needs them."""
         if isinstance(self.rule, MuonRule):
             return [(slot.first, slot.last - slot.first) for slot in self.slots]
         return [(first, min(PIECE, self.size - first)) for first in range(0, self.size, PIECE)]
 
 
 def split_regions(shapes: Mapping[str, Size], layer_matrices: Collection[str], rules: Rules) -> list[Region]:
-    """Layers, embeddings, vectors, each split by rule."""
+    """Regions of layers, embeddings and vectors, each split by rule."""
     members: dict[tuple[str, Rule], dict[str, Size]] = {}
     for name, shape in shapes.items():
         kind = "vectors" if len(shape) < 2 else "layers" if name in layer_matrices else "embeddings"
         members.setdefault((kind, rules(name, shape)), {})[name] = shape
     order = ("layers", "embeddings", "vectors")
-    keys = sorted(members, key=lambda key: order.index(key[0]))  # stable: rules as they first appeared
+    keys = sorted(members, key=lambda key: order.index(key[0]))  # stable: rules in order of appearance
     return [_region(*key, members[key]) for key in keys]
 
 

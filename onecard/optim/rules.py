@@ -1,4 +1,4 @@
-"""How parameters learn: by which rule each of them, and how fast in which step."""
+"""The rules by which parameters learn, and the rates of a step."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class AdamWRule:
 class MuonRule:
     lr: float
     weight_decay: float = 0.0
-    # nanochat's refinements of 2026: rows made equal before and neurons after, decay only where it agrees.
+    # nanochat's refinements of 2026: rows equalised before and neurons after the iteration, cautious decay.
     refined: bool = False
 
 
 Rule = AdamWRule | MuonRule
-# By name and shape of a parameter.
+# The rule of a parameter, by its name and shape.
 Rules = Callable[[str, Size], Rule]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What the schedules say of one step."""
+    """The schedules' values for one step."""
 
     lr: float  # times the rules' own
     momentum: float = 0.95  # Muon's

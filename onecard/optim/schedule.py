@@ -1,7 +1,7 @@
-"""Rates as functions of the step: no state to save, nothing to get out of step on resume.
+"""Rates as functions of the step: there is no state to save or to restore.
 
-A run that is made longer keeps the rates it had until then: its config remembers where the extension
-begins and what the schedule was before (`extended`), and says what follows (`extend`).
+A run that is extended keeps the rates it had until then: its config records where the extension begins and
+what the schedule was before (`extended`), and says what follows (`extend`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from onecard.errors import UserError
 from onecard.files import parse_json
 from onecard.optim.rules import Rates
 
-# What a schedule is made of, and so what is remembered of the one before an extension.
+# The knobs of a schedule, recorded of the one before an extension.
 SCHEDULE = ("optimizer", "learning_rate", "min_lr", "decay_lr", "warmup_iters", "lr_decay_iters", "max_iters",
             "warmdown_ratio", "final_lr_frac", "extend", "extend_lr")  # fmt: skip
-# Of an extension's steps: those of the way up, and of the way down where the architecture names no part.
+# Shares of an extension's steps: of the rewarm, and of the decay where the architecture sets no share.
 _UP, _DOWN = 0.1, 0.2
 
 
 class _Momentum(NamedTuple):
-    """Muon's: it rises from 0.85 at the beginning of a run."""
+    """Muon's momentum, which rises from 0.85 at the beginning of a run."""
 
     top: float
     steps: int
-    end: float  # where it goes with the learning rate
+    end: float  # its value at the end of the learning rate's decay
 
 
 def learning_rate(step: int, config: RunConfig) -> float:
@@ -48,7 +48,7 @@ def learning_rate(step: int, config: RunConfig) -> float:
 
 
 def trapezoid(step: int, config: RunConfig) -> float:
-    """nanochat's: up in warmup_iters, level, in the last warmdown_ratio of the run down to final_lr_frac."""
+    """nanochat's schedule: linear warm-up, constant, in the last warmdown_ratio down to final_lr_frac."""
     assert config.warmdown_ratio is not None and config.final_lr_frac is not None
     down = round(config.warmdown_ratio * config.max_iters)
     if step < config.warmup_iters:
@@ -60,29 +60,29 @@ def trapezoid(step: int, config: RunConfig) -> float:
 
 
 def rates(step: int, config: RunConfig) -> Rates:
-    """What the optimizer's rules (optim/recipe.py) are multiplied by in this step."""
-    found = before_extension(config)
-    if found is None:
-        return _as_written(step, config)
-    begins, before = found
+    """Factors of the optimizer's rules (optim/recipe.py) in this step."""
+    extension = before_extension(config)
+    if extension is None:
+        return _unextended(step, config)
+    begins, before = extension
     if step < begins:
         return rates(step, before)
     if config.extend in (None, "schedule"):
-        return _as_written(step, config)
+        return _unextended(step, config)
     last = rates(max(begins - 1, 0), before)
-    # A base rate that the user has set anew holds for what is left of it, too.
+    # A base rate that the user has changed holds for the rest of the run.
     if _base(before) != _base(config):
         last = dataclasses.replace(last, lr=last.lr / (_base(before) or 1.0) * _base(config))
-    held = _held(step, begins, last, config)
+    constant = _constant(step, begins, last, config)
     if config.extend == "stay":
-        return held
+        return constant
     if config.extend == "decay":
-        return _decayed(step, begins, held, config)
+        return _decayed(step, begins, constant, config)
     return _rewarmed(step, begins, last, config)
 
 
-def _as_written(step: int, config: RunConfig) -> Rates:
-    """Of a run that was to be as long as it is from the start."""
+def _unextended(step: int, config: RunConfig) -> Rates:
+    """The rates of a run that was never extended."""
     if config.arch == "gpt2":
         rate = learning_rate(step, config)
         if not config.by_muon:
@@ -97,33 +97,33 @@ def _as_written(step: int, config: RunConfig) -> Rates:
 
 
 def shown_rate(step: int, config: RunConfig) -> float:
-    """The one learning rate a log line has room for: AdamW's for all, or that of Muon's matrices."""
+    """The learning rate in a log line: AdamW's where it is for all, else that of Muon's matrices."""
     return rates(step, config).lr * _unit(config)
 
 
 def peak_rate(config: RunConfig) -> float:
-    """The highest of the schedule as written, as it is shown."""
+    """The highest rate of the schedule without extensions, as it is shown."""
     return _base(config) * _unit(config)
 
 
 def _base(config: RunConfig) -> float:
-    """The highest of what rules are multiplied by: AdamW's rate itself where it is for all, else 1."""
+    """The highest factor of the rules: AdamW's rate itself where it is for all, else 1."""
     return 1.0 if config.by_muon else config.learning_rate
 
 
 def _unit(config: RunConfig) -> float:
-    """What is shown of a rule's multiplier."""
+    """The shown rate for a factor of 1."""
     if not config.by_muon:
         return 1.0
     scale = 1.0 if config.arch == "gpt2" else batch_lr_scale(config.generation, config.tokens_per_step)
     return config.muon_lr * scale
 
 
-# --- a run made longer ----------------------------------------------------------------------------
+# --- extensions -----------------------------------------------------------------------------------
 
 
 def extended_from(trained: RunConfig, step: int, config: RunConfig) -> RunConfig:
-    """The config of a run that was trained with another one so far, and is extended from this step on."""
+    """The config of a run that is extended from this step on, and was trained with another config so far."""
     stages = _stages(trained)
     stages.append({"begins": step, **{name: getattr(trained, name) for name in SCHEDULE}})
     return dataclasses.replace(config, extended=json.dumps(stages))
@@ -151,7 +151,7 @@ def _stages(config: RunConfig) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=64)
 def before_extension(config: RunConfig) -> tuple[int, RunConfig] | None:
-    """Where the last extension begins, and the config with the schedule until there; None without one."""
+    """The step at which the last extension begins, and the config until then; None without an extension."""
     if not config.extended:
         return None
     *earlier, last = _stages(config)
@@ -160,18 +160,18 @@ def before_extension(config: RunConfig) -> tuple[int, RunConfig] | None:
     return last["begins"], before
 
 
-def way_up(begins: int, config: RunConfig) -> int:
+def rewarm_steps(begins: int, config: RunConfig) -> int:
     """Steps of a rewarm until its peak."""
     return max(1, round(_UP * (config.max_iters - begins)))
 
 
-def way_down(begins: int, config: RunConfig) -> int:
-    """Steps at an extension's end in which a rate that was level falls: nanochat's part of it, or a fifth."""
+def decay_steps(begins: int, config: RunConfig) -> int:
+    """Steps at an extension's end in which a constant rate decays: nanochat's share of it, or a fifth."""
     return max(1, round((config.warmdown_ratio or _DOWN) * (config.max_iters - begins)))
 
 
 def floor_rate(config: RunConfig, last: float) -> float:
-    """Where the schedule as written ends, as a multiplier; `last` where it is level to its end."""
+    """The factor at which the schedule ends without extensions; `last` where it is constant."""
     if not config.decay_lr:
         return last
     if config.arch == "gpt2":
@@ -181,13 +181,13 @@ def floor_rate(config: RunConfig, last: float) -> float:
     return config.final_lr_frac
 
 
-def _left(step: int, begins: int, config: RunConfig, down: int) -> float:
+def _left(step: int, config: RunConfig, down: int) -> float:
     return min(1.0, max(config.max_iters - step, 0) / down)
 
 
-def _held(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
-    """As in the last step before. Only Muon's momentum still comes to its height in the first hundreds of
-    steps of a run: that has nothing to do with how long the run is."""
+def _constant(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
+    """The rates of the last step before the extension. Only Muon's momentum still rises, as always in the
+    first hundreds of steps of a run."""
     if not config.by_muon:
         return last
     top, steps, _ = _momentum_of(config)
@@ -197,24 +197,23 @@ def _held(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
     return dataclasses.replace(last, momentum=max(last.momentum, _rising(step, 0.85, top, steps)))
 
 
-def _decayed(step: int, begins: int, held: Rates, config: RunConfig) -> Rates:
-    """Constant, then linearly down to nothing (WSD). The weight decay falls along with the rate, so that
-    neither moves the weights in the end; the momentum of 2026 goes to where it ends, if it is not there."""
-    left = _left(step, begins, config, way_down(begins, config))
-    end = min(held.momentum, _momentum_of(config).end)
-    return Rates(held.lr * left, end + left * (held.momentum - end), held.decay * left)
+def _decayed(step: int, begins: int, constant: Rates, config: RunConfig) -> Rates:
+    """Constant, then linearly down to zero (WSD). The weight decay falls with the rate, so that neither moves
+    the weights in the end. The momentum of 2026 goes to its end value."""
+    left = _left(step, config, decay_steps(begins, config))
+    end = min(constant.momentum, _momentum_of(config).end)
+    return Rates(constant.lr * left, end + left * (constant.momentum - end), constant.decay * left)
 
 
 def _rewarmed(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
-    """Linearly up to the stated peak, then down again in the architecture's own shape: a new cycle.
+    """Linearly up to the given peak, then down again in the architecture's own shape: a new cycle.
 
-    Momentum and weight decay begin a cycle too: what goes with a high rate goes with a high one again.
-    They rise along with the rate from where they had ended, because a jump in them would be a jump in
-    every weight's path while the rate is still small. Weight decay is a factor to the rate: at its
-    full height beside a lower peak it is as much weaker.
+    Momentum and weight decay begin a new cycle too, because their values belong to those of the rate. They
+    rise with the rate from where they ended: a sudden change would move every weight while the rate is still
+    small. Weight decay is a factor of the rate, so that a lower peak weakens it in proportion.
     """
     assert config.extend_lr is not None
-    up, length = way_up(begins, config), config.max_iters - begins
+    up, length = rewarm_steps(begins, config), config.max_iters - begins
     peak = config.extend_lr / (_unit(config) or 1.0)
     low = min(floor_rate(config, last.lr), peak)
     risen = min((step - begins + 1) / up, 1.0)
@@ -225,9 +224,9 @@ def _rewarmed(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
         left = cosine
     else:
         down = min(round((config.warmdown_ratio or 0.0) * length), length - up)
-        left = _left(step, begins, config, down) if down else 1.0
+        left = _left(step, config, down) if down else 1.0
     level = last.lr + risen * (peak - last.lr) if risen < 1 else low + left * (peak - low)
-    if config.arch == "gpt2" or config.generation == 2025:  # their momentum and decay know no horizon
+    if config.arch == "gpt2" or config.generation == 2025:  # no horizon in momentum and decay
         momentum = _rising(step, 0.85, top, steps) if config.by_muon else last.momentum
         return Rates(level, momentum, last.decay)
     momentum = last.momentum + risen * (top - last.momentum) if risen < 1 else end + left * (top - end)

@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from onecard.arch.layout import SIZES, Setting
 from onecard.arch.records import RECORDS, ByRecompute
 from onecard.arch.shapes import Nanochat2026Shape, Shape
+from onecard.language import N_
 from onecard.plan.lines import Line
 
-TRYING_OUT = "kernels being tried out"
+TRYING_OUT = N_("kernels being tried out")
 _INPUTS = 4 * 8  # tokens and targets of this micro-batch and of the next, int64
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What is on the card besides what stands there all the time."""
+    """What is on the card besides what is resident."""
 
     name: str
     lines: tuple[Line, ...]
@@ -60,18 +61,18 @@ def training_moments(
     compute, stream = SIZES[dtype], stream_size(dtype)
     each = kept_by_layer(shape, tokens, setting.recompute, dtype, dropout)
     kept, kept_of_each_kind = (_kept(shape, each, tokens, n) for n in (shape.n_layer, shape.layer_kinds))
-    always = [Line("tokens and targets", tokens * _INPUTS, f"{_INPUTS} bytes × {tokens:,} tokens")]
+    always = [Line(N_("tokens and targets"), tokens * _INPUTS, f"{_INPUTS} bytes × {tokens:,} tokens")]
     if isinstance(shape, Nanochat2026Shape):
-        always.append(_wide("gradient of the first layer's input", shape, tokens, max(4, compute)))
+        always.append(_wide(N_("gradient of the first layer's input"), shape, tokens, max(4, compute)))
     if shape.arch != "gpt2":
         angles = 4 * shape.block_size * shape.head_dim
-        always.append(Line("rotary angles", angles, f"4 bytes × {shape.block_size:,} × {shape.head_dim}"))
-    ends = _wide("last hidden state and its gradient", shape, tokens, stream + 2 * compute)
-    loss = Moment("loss", (kept, *always, ends, _logits(shape, setting.loss_chunk, tokens, dtype)))
-    incoming = _wide("gradient between layers", shape, tokens, stream)
-    more = _beside_layer(shape, setting, tokens, dropout)
+        always.append(Line(N_("rotary angles"), angles, f"4 bytes × {shape.block_size:,} × {shape.head_dim}"))
+    ends = _wide(N_("last hidden state and its gradient"), shape, tokens, stream + 2 * compute)
+    loss = Moment(N_("loss"), (kept, *always, ends, _logits(shape, setting.loss_chunk, tokens, dtype)))
+    incoming = _wide(N_("gradient between layers"), shape, tokens, stream)
+    more = _around_layer(shape, setting, tokens, dropout)
     own = _temporaries(shape, setting, dtype, tokens)
-    backward = Moment("backward pass of a layer", (kept, *always, incoming, own, *more))
+    backward = Moment(N_("backward pass of a layer"), (kept, *always, incoming, own, *more))
     if not setting.compile:
         return loss, backward
     tried = _compiled_temporaries(RECORDS[shape.arch].autotune_temporaries, shape, setting, dtype, tokens)
@@ -81,13 +82,13 @@ def training_moments(
 
 def buffer_to_clear_with(l2_bytes: int) -> Line:
     """Between two tries of a kernel."""
-    return Line("a buffer to clear the cache with", l2_bytes, "the L2 cache of the largest such card")
+    return Line(N_("a buffer to clear the cache with"), l2_bytes, "the L2 cache of the largest such card")
 
 
 def _kept(shape: Shape, each: int, tokens: int, layers: int) -> Line:
     per_value = each / tokens / shape.n_embd
     formula = f"{layers} layers × {per_value:.2f} bytes × {tokens:,} tokens × {shape.n_embd:,}"
-    return Line("kept for the backward pass", layers * each, formula)
+    return Line(N_("kept for the backward pass"), layers * each, formula)
 
 
 def _wide(name: str, shape: Shape, tokens: int, size: float) -> Line:
@@ -100,7 +101,7 @@ def _wide(name: str, shape: Shape, tokens: int, size: float) -> Line:
 def _logits(shape: Shape, chunk: int, tokens: int, dtype: str) -> Line:
     rows, size = min(chunk, tokens), SIZES[dtype]
     formula = f"{size} bytes × {rows:,} rows × {shape.vocab_size:,}"
-    return Line("a chunk of logits", rows * shape.vocab_size * size, formula)
+    return Line(N_("a chunk of logits"), rows * shape.vocab_size * size, formula)
 
 
 def _temporaries(shape: Shape, setting: Setting, dtype: str, tokens: int) -> Line:
@@ -111,7 +112,7 @@ def _temporaries(shape: Shape, setting: Setting, dtype: str, tokens: int) -> Lin
     again = {"none": 0, "mlp": 4 * compute, "block": 8 * compute + stream}[setting.recompute]
     by_dtype = RECORDS[shape.arch].eager_temporaries
     own = by_dtype[dtype] if dtype in by_dtype else 2 * by_dtype["float32"]  # float64: tests alone
-    return _wide("a layer's temporaries", shape, tokens, own + again)
+    return _wide(N_("a layer's temporaries"), shape, tokens, own + again)
 
 
 def _compiled_temporaries(
@@ -120,19 +121,21 @@ def _compiled_temporaries(
     size = table[setting.recompute] * SIZES[dtype]
     if dtype == "float16":
         size += RECORDS[shape.arch].wide_stream
-    return _wide("a layer's temporaries", shape, tokens, size)
+    return _wide(N_("a layer's temporaries"), shape, tokens, size)
 
 
-def _beside_layer(shape: Shape, setting: Setting, tokens: int, dropout: float) -> list[Line]:
+def _around_layer(shape: Shape, setting: Setting, tokens: int, dropout: float) -> list[Line]:
     """What a layer's backward pass takes besides."""
     lines = []
     if dropout:
         weights = tokens * shape.block_size * shape.n_head
         # Scores, softmax and mask are in the open: T×T of every head.
-        lines.append(Line("attention in the open", weights * 14, f"14 bytes × {weights:,} attention weights"))
+        lines.append(
+            Line(N_("attention in the open"), weights * 14, f"14 bytes × {weights:,} attention weights")
+        )
     if setting.master_weights == "bf16" and setting.offload != "gradients":
         largest = 4 * shape.n_embd**2
-        lines.append(Line("a matrix's gradient before rounding", 4 * largest, f"4 bytes × {largest:,}"))
+        lines.append(Line(N_("a matrix's gradient before rounding"), 4 * largest, f"4 bytes × {largest:,}"))
     return lines
 
 
@@ -140,12 +143,12 @@ def evaluation_moment(shape: Shape, sequences: int, loss_chunk: int, dtype: str)
     """A forward pass alone: one layer's values at a time, then the loss."""
     tokens = sequences * shape.block_size
     compute, stream = SIZES[dtype], stream_size(dtype)
-    inside = _wide("a layer's values", shape, tokens, 14 * compute + stream)
-    hidden = _wide("last hidden state", shape, tokens, stream + compute)
+    inside = _wide(N_("a layer's values"), shape, tokens, 14 * compute + stream)
+    hidden = _wide(N_("last hidden state"), shape, tokens, stream + compute)
     logits = _logits(shape, loss_chunk, tokens, dtype)
     if hidden.bytes + logits.bytes > inside.bytes:
-        return Moment("evaluation's loss", (hidden, logits))
-    return Moment("evaluation", (inside,))
+        return Moment(N_("evaluation's loss"), (hidden, logits))
+    return Moment(N_("evaluation"), (inside,))
 
 
 def sampling_moment(shape: Shape, sequences: int, tokens: int, dtype: str) -> Moment:
@@ -154,12 +157,12 @@ def sampling_moment(shape: Shape, sequences: int, tokens: int, dtype: str) -> Mo
     seen = sequences * min(tokens, shape.block_size)
     logits = sequences * shape.vocab_size * (compute + 12)
     return Moment(
-        "sampling",
+        N_("sampling"),
         (
-            _wide("keys and values", shape, seen, 2 * shape.n_layer * compute),
-            _wide("reading the prompt", shape, seen, 14 * compute),
+            _wide(N_("keys and values"), shape, seen, 2 * shape.n_layer * compute),
+            _wide(N_("reading the prompt"), shape, seen, 14 * compute),
             Line(
-                "logits of the next token",
+                N_("logits of the next token"),
                 logits,
                 f"{compute + 12} bytes × {sequences} × {shape.vocab_size:,}",
             ),

@@ -1,10 +1,11 @@
-"""Amounts as people write them: in a unit, and with as many digits, that nothing comes out as 0.0."""
+"""Amounts as people read them: in a unit, and with as many digits, that nothing comes out as 0.0."""
 
 from __future__ import annotations
 
 from onecard.language import _, number
+from onecard.plan.lines import GIB
 
-FEW_KWH = 0.1  # less is told in Wh
+FEW_KWH = 0.1  # less is shown in Wh
 
 
 def duration(seconds: float) -> str:
@@ -34,17 +35,17 @@ def count(tokens: float) -> str:
 
 def speed(tokens_per_s: float, step_seconds: float) -> str:
     if step_seconds < 0.1:
-        told = _("{n:,.0f} tokens/s, {ms:.1f} ms a step")
-        return told.format(n=tokens_per_s, ms=1000 * step_seconds)
+        text = _("{n:,.0f} tokens/s, {ms:.1f} ms a step")
+        return text.format(n=tokens_per_s, ms=1000 * step_seconds)
     return _("{n:,.0f} tokens/s, {s:.2f} s a step").format(n=tokens_per_s, s=step_seconds)
 
 
-def energy(card_kwh: float, pc_kwh: float, watts_beside: float) -> str:
+def energy(card_kwh: float, pc_kwh: float, idle_watts: float) -> str:
     if card_kwh < FEW_KWH:
-        told = _("{card:,.1f} Wh by the card, {pc:,.1f} by the whole PC ({watts:.0f} W besides the card)")
-        return told.format(card=1000 * card_kwh, pc=1000 * pc_kwh, watts=watts_beside)
-    told = _("{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC ({watts:.0f} W besides the card)")
-    return told.format(card=card_kwh, pc=pc_kwh, watts=watts_beside)
+        text = _("{card:,.1f} Wh by the card, {pc:,.1f} by the whole PC ({watts:.0f} W besides the card)")
+        return text.format(card=1000 * card_kwh, pc=1000 * pc_kwh, watts=idle_watts)
+    text = _("{card:,.1f} kWh by the card, {pc:,.1f} by the whole PC ({watts:.0f} W besides the card)")
+    return text.format(card=card_kwh, pc=pc_kwh, watts=idle_watts)
 
 
 def kwh_cell(kwh: float) -> str:
@@ -58,6 +59,11 @@ def price_text(price: float) -> str:
         return number(price, ".3g")
     digits = next((n for n in range(2, 10) if abs(round(price, n) - price) <= 1e-4 * abs(price)), 10)
     return number(price + 0.0, f",.{digits}f")  # + 0.0: minus zero is zero
+
+
+def gib(bytes_: float, digits: int = 2) -> str:
+    """Where the heading is the unit."""
+    return number(bytes_ / GIB, f".{digits}f")
 
 
 def file_size(bytes_: float) -> str:

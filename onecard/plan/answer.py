@@ -1,4 +1,4 @@
-"""All that plan has to say about one config on one card, as figures: show.py makes sentences of it."""
+"""Plan's answer about one config on one card, as figures: show.py makes sentences of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.language import _
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE, checkpoint_bytes
-from onecard.plan.cost import Cost, cost_of, rounded
+from onecard.plan.cost import Cost, Training, cost_of, rounded
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.options import Options
@@ -50,7 +50,7 @@ class Answer:
     question: Question
     target: Target
     options: Options
-    given: Choice  # as the config stands
+    given: Choice  # as the config has it
     choice: Choice | None  # the fastest that fits; None: nothing does
     nearest: Choice  # of all settings the one that is least short
     now: datetime
@@ -114,7 +114,7 @@ class Answer:
         """The Pareto table: no row that another one beats.
 
         What is chosen stands for its kind, though another micro-batch may be a little faster; it stays, and
-        so does what does not fit, which tells what is short.
+        so does what does not fit, which shows what is short.
         """
         mine = kind(self.choice.setting) if self.choice is not None else None
         rows = [
@@ -128,10 +128,10 @@ class Answer:
             plain = name in ("exact", "low-bit")
             if name != mine and choice.fits and any(beats(other, choice, plain=plain) for other in rivals):
                 kept.remove((name, choice))
-        # Of what does not fit, the plain one and the one that needs least tell enough.
+        # Of what does not fit, the plain one and the one that needs least are enough.
         misses = [row for row in kept if not row[1].fits]
-        telling = {id(row) for row in (*misses[:2], *sorted(misses, key=lambda r: r[1].short)[:2])}
-        return [row for row in kept if row[1].fits or id(row) in telling]
+        kept_misses = {id(row) for row in (*misses[:2], *sorted(misses, key=lambda r: r[1].short)[:2])}
+        return [row for row in kept if row[1].fits or id(row) in kept_misses]
 
     def stages(self) -> list[tuple[str, Choice]]:
         return stages(self.question, self.choice) if self.choice is not None else []
@@ -164,11 +164,12 @@ class Answer:
                 "short_gib": round(max(0, shown.short) / GIB, 4),
                 "host_short_gib": round(max(0, shown.host_short) / GIB, 4),
             },
-            "as_given": _brief("as given", self.given, None),
+            "as_given": brief("as given", self.given, None),
             "speed": {
                 "tokens_per_s": round(step.tokens_per_s, 1) if step else None,
                 "step_s": round(step.seconds, 4) if step else None,
                 "mfu": round(step.mfu, 4) if step and step.mfu else None,
+                "tflops": round(shown.tflops, 2) if step else None,
                 "parts_s": {k: round(v, 4) for k, v in step.parts().items()} if step else None,
                 "source": rates.source if rates else None,
                 "calibrated": rates.calibrated if rates else None,
@@ -181,16 +182,17 @@ class Answer:
                 "data_tokens": self.data_tokens, "passes": round(self.passes, 2) if self.passes else None,
             },
             "loss": loss.to_json() if (loss := self.loss) is not None else None,
-            "alternatives": [_brief(name, c, self.cost(c)) for name, c in self.alternatives()],
-            "stages": [_brief(name, c, None) for name, c in self.stages()],
+            "alternatives": [brief(name, c, self.cost(c)) for name, c in self.alternatives()],
+            "stages": [brief(name, c, None) for name, c in self.stages()],
         }  # fmt: skip
 
 
 def beats(one: Choice, other: Choice, *, plain: bool = False) -> bool:
     """Does one leave no reason to run the other?
 
-    Because it is as fast, within what is told apart, and no worse in memory of the card, host memory and
-    exactness; or because it is faster in about as much memory of the card, unless the other is the plain way.
+    Because it is as fast, within what can be distinguished, and no worse in memory of the card, in host
+    memory and in exactness. Or because it is faster in about as much memory of the card, unless the other is
+    a plain one.
     """
     if one.setting.exact < other.setting.exact:
         return False
@@ -203,7 +205,7 @@ def beats(one: Choice, other: Choice, *, plain: bool = False) -> bool:
     return not plain and as_fast and one.bill.process < _ABOUT_AS_MUCH * other.bill.process
 
 
-def _brief(name: str, choice: Choice, cost: Cost | None) -> dict[str, Any]:
+def brief(name: str, choice: Choice, cost: Cost | None) -> dict[str, Any]:
     return {
         "name": name,
         "fits": choice.fits,
@@ -235,14 +237,19 @@ def cost_of_choice(choice: Choice, target: Target, options: Options) -> Cost | N
     """The whole run in this setting, or what is left of it; None where its speed is not known."""
     if choice.step is None:
         return None
+    run = training_of(choice)
+    left = max(run.config.max_iters - options.steps_done, 0)
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, max_iters=left))
+    return cost_of(run, target.card, options.prices(target.card))
+
+
+def training_of(choice: Choice) -> Training:
+    """The run as its time is counted."""
+    assert choice.step is not None
     question = choice.question
-    config = dataclasses.replace(
-        question.config, max_iters=max(question.config.max_iters - options.steps_done, 0)
-    )
-    return cost_of(
-        config, choice.step, target.card, checkpoint_of(choice), compiled=choice.setting.compile,
-        kinds_of_layers=question.shape.layer_kinds, idle_watts=options.idle_watts_beside(target.card),
-        price=options.price, currency=options.currency,
+    return Training(
+        question.config, choice.step, checkpoint_of(choice), compiled=choice.setting.compile,
+        kinds_of_layers=question.shape.layer_kinds,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from onecard.config.run import RunConfig
-from onecard.hardware.cards import Card, read_words
+from onecard.hardware.cards import Card, is_laptop
 from onecard.plan.speed import StepTime
 
 # A card that trains is near its power limit; matmuls in bf16 with fp32 sums take most of it.
@@ -40,6 +40,7 @@ class Cost:
     card_kwh: float | None  # None, and with it the next two: nobody knows what the card draws
     pc_kwh: float | None
     amount: float | None
+    amount_high: float | None  # at the higher price; the same where one price is given
     currency: str
 
     @property
@@ -67,8 +68,11 @@ class Cost:
                 "first_step_s": round(self.first_step_s, 1),
             },
             "energy": {"kwh": rounded(self.pc_kwh, 3), "card_kwh": rounded(self.card_kwh, 3)},
-            "cost": {"amount": rounded(self.amount, 2), "currency": self.currency},
-        }
+            "cost": {
+                "amount": rounded(self.amount, 2), "currency": self.currency,
+                **({"amount_high": rounded(self.amount_high, 2)} if self.amount_high != self.amount else {}),
+            },
+        }  # fmt: skip
 
 
 def rounded(value: float | None, digits: int) -> float | None:
@@ -76,8 +80,8 @@ def rounded(value: float | None, digits: int) -> float | None:
 
 
 def usual_idle_watts(card: Card) -> float:
-    """What the rest of the PC draws: a card whose name says laptop is in one."""
-    return LAPTOP_IDLE_WATTS if "laptop" in read_words(card.name).words else IDLE_WATTS
+    """What the rest of the PC draws."""
+    return LAPTOP_IDLE_WATTS if is_laptop(card) else IDLE_WATTS
 
 
 def evaluations_of(config: RunConfig) -> int:
@@ -90,52 +94,53 @@ def evaluation_seconds(config: RunConfig, step: StepTime) -> float:
     return 2 * config.eval_iters * config.batch_size * config.block_size / step.evaluated_per_s
 
 
-def first_step_seconds(compiled: bool, kinds_of_layers: int = 1) -> float:
-    return _COMPILE + _COMPILE_PER_KIND * (kinds_of_layers - 1) if compiled else 5.0
+@dataclass(frozen=True)
+class Training:
+    """A run as its time is counted: the config's steps at this speed, with evaluations and checkpoints."""
+
+    config: RunConfig
+    step: StepTime
+    checkpoint_bytes: int
+    checkpoint_passes: int = CHECKPOINT_PASSES
+    compiled: bool = True
+    kinds_of_layers: int = 1
+
+    @property
+    def first_step_s(self) -> float:
+        return _COMPILE + _COMPILE_PER_KIND * (self.kinds_of_layers - 1) if self.compiled else 5.0
+
+    @property
+    def saving_s(self) -> float:
+        """One checkpoint."""
+        return self.checkpoint_passes * self.checkpoint_bytes / DISK_BYTES_PER_S
 
 
-def steps_within(
-    seconds: float,
-    config: RunConfig,
-    step: StepTime,
-    checkpoint_bytes: int,
-    *,
-    compiled: bool,
-    kinds_of_layers: int = 1,
-) -> int:
-    """How many steps such a run takes in a time that evaluations and checkpoints are part of.
+@dataclass(frozen=True)
+class Prices:
+    """What a kWh costs, at least and at most, and what the PC draws besides the card."""
 
-    What cost_of adds up, the other way round.
-    """
-    each = evaluation_seconds(config, step) + CHECKPOINT_PASSES * checkpoint_bytes / DISK_BYTES_PER_S
-    left = seconds - first_step_seconds(compiled, kinds_of_layers) - each
-    return max(0, int(left / (step.seconds + each / config.eval_interval)))
+    low: float = PRICE
+    high: float = PRICE
+    currency: str = CURRENCY
+    idle_watts: float = IDLE_WATTS
 
 
-def cost_of(
-    config: RunConfig,
-    step: StepTime,
-    card: Card,
-    checkpoint_bytes: int,
-    *,
-    compiled: bool,
-    kinds_of_layers: int = 1,
-    checkpoint_passes: int = CHECKPOINT_PASSES,
-    idle_watts: float = IDLE_WATTS,
-    price: float = PRICE,
-    currency: str = CURRENCY,
-) -> Cost:
+def steps_within(seconds: float, run: Training) -> int:
+    """Steps of such a run in a time that evaluations and checkpoints are part of."""
+    each = evaluation_seconds(run.config, run.step) + run.saving_s
+    left = seconds - run.first_step_s - each
+    return max(0, int(left / (run.step.seconds + each / run.config.eval_interval)))
+
+
+def cost_of(run: Training, card: Card, prices: Prices) -> Cost:
     """The config's whole run."""
-    training = config.max_iters * step.seconds
-    evaluations = evaluations_of(config)
-    evaluation = evaluations * evaluation_seconds(config, step)
-    saving = evaluations * checkpoint_passes * checkpoint_bytes / DISK_BYTES_PER_S
-    first = first_step_seconds(compiled, kinds_of_layers)
-    seconds = training + evaluation + saving + first
+    training, evaluations = run.config.max_iters * run.step.seconds, evaluations_of(run.config)
+    evaluation = evaluations * evaluation_seconds(run.config, run.step)
+    saving = evaluations * run.saving_s
+    seconds = training + evaluation + saving + run.first_step_s
+    times = (seconds, training, evaluation, saving, run.first_step_s)
     if card.tdp_w is None:
-        return Cost(seconds, training, evaluation, saving, first, None, None, None, currency)
-    watts = card.tdp_w * POWER_SHARE
-    hours = seconds / 3600
-    card_kwh = watts * hours / 1000
-    pc_kwh = (watts + idle_watts) * hours / 1000
-    return Cost(seconds, training, evaluation, saving, first, card_kwh, pc_kwh, pc_kwh * price, currency)
+        return Cost(*times, None, None, None, None, prices.currency)
+    watts, hours = card.tdp_w * POWER_SHARE, seconds / 3600
+    card_kwh, pc_kwh = watts * hours / 1000, (watts + prices.idle_watts) * hours / 1000
+    return Cost(*times, card_kwh, pc_kwh, pc_kwh * prices.low, pc_kwh * prices.high, prices.currency)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +13,19 @@ from onecard.arch.records import RECORDS
 from onecard.arch.shapes import PRETRAINED
 from onecard.config.files import COMMAND_LINE
 from onecard.config.run import RunConfig
-from onecard.plan.answer import Answer, checkpoint_of, comparable, for_vocabulary
+from onecard.plan.answer import Answer, comparable, for_vocabulary, training_of
 from onecard.plan.cost import evaluation_seconds, evaluations_of, steps_within
 from onecard.plan.lines import GIB
-from onecard.plan.scaling import LossRange, best_for_tokens, counted_parameters
+from onecard.plan.scaling import TOKENS_PER_PARAMETER, LossRange, best_for_tokens, counted_parameters
 from onecard.plan.search import Choice, Question, fastest, settings
 
 _MOST_LAYERS = 64
 _LONGEST_BLOCK = 131_072
+# Text that is read more often teaches hardly more; a larger model only learns it by heart.
+MOST_PASSES = 8
+# GiB of memory of a PC that nobody has described: without a limit, the largest model would be one that only
+# a server holds.
+USUAL_HOST_RAM = 32.0
 
 
 def flags_of(choice: Choice) -> str:
@@ -55,20 +61,7 @@ class Size:
     choice: Choice
 
     def to_json(self) -> dict[str, Any]:
-        shape = self.choice.question.shape
-        return {
-            "kind": self.kind,
-            "parameters": shape.parameters,
-            "n_layer": shape.n_layer,
-            "n_head": shape.n_head,
-            "n_embd": shape.n_embd,
-            "block_size": shape.block_size,
-            "settings": self.choice.setting.to_json(),
-            "flags": flags_of(self.choice),
-            "total_gib": round(self.choice.bill.process / GIB, 3),
-            "host_gib": round(self.choice.host_bytes / GIB, 3),
-            "tokens_per_s": round(self.choice.tokens_per_s, 1) if self.choice.step else None,
-        }
+        return {"kind": self.kind, **_to_json(self.choice, flags_of(self.choice))}
 
 
 @dataclass(frozen=True)
@@ -93,25 +86,80 @@ class Candidate:
         return f"{flags_of(self.choice)} {horizon}"
 
     def to_json(self) -> dict[str, Any]:
-        shape = self.choice.question.shape
         return {
-            "parameters": shape.parameters,
-            "n_layer": shape.n_layer,
-            "n_head": shape.n_head,
-            "n_embd": shape.n_embd,
-            "block_size": shape.block_size,
-            "settings": self.choice.setting.to_json(),
-            "flags": self.flags,
-            "total_gib": round(self.choice.bill.process / GIB, 3),
-            "host_gib": round(self.choice.host_bytes / GIB, 3),
+            **_to_json(self.choice, self.flags),
             "tokens": round(self.tokens),
-            "tokens_per_s": round(self.choice.tokens_per_s, 1),
             "evaluation_s": round(self.evaluation_s, 1),
             "loss": [round(x, 3) for x in (self.loss.low, self.loss.middle, self.loss.high)],
             "loss_unit": self.loss.unit,
             "basis": self.loss.basis,
             "not_distinguishable": self.not_distinguishable,
         }
+
+
+def _to_json(choice: Choice, flags: str) -> dict[str, Any]:
+    shape = choice.question.shape
+    return {
+        "parameters": shape.parameters,
+        **{name: getattr(shape, name) for name in ("n_layer", "n_head", "n_embd", "block_size")},
+        "settings": choice.setting.to_json(),
+        "flags": flags,
+        "total_gib": round(choice.bill.process / GIB, 3),
+        "host_gib": round(choice.host_bytes / GIB, 3),
+        "tokens_per_s": round(choice.tokens_per_s, 1) if choice.step else None,
+    }
+
+
+@dataclass(frozen=True)
+class Largest:
+    """What one card can carry at most, and the best of it for a time."""
+
+    largest: list[Size]
+    longest: list[Size]
+    candidates: list[Candidate]
+    seconds: float
+    host_is_assumed: bool
+    text_limit: int | None  # parameters that the text is enough for, where it and not the card is the limit
+
+    def to_json(self, host: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "largest": [size.to_json() for size in self.largest],
+            "longest": [size.to_json() for size in self.longest],
+            "best": {
+                "seconds": round(self.seconds),
+                "models": [candidate.to_json() for candidate in self.candidates],
+            },
+            "host": {"assumed": self.host_is_assumed, **host},
+            **({"text_limit": self.text_limit} if self.text_limit is not None else {}),
+        }
+
+
+def find_largest(answer: Answer, seconds: float, *, host_is_assumed: bool) -> Largest:
+    largest, limit = largest_models(answer), enough_text_for(answer.data_tokens)
+    # The next larger depth is what the card would take, and the text is not enough for.
+    by_text = bool(largest) and limit is not None and all(_next_parameters(size) > limit for size in largest)
+    return Largest(
+        largest, longest_blocks(answer), best_for_time(answer, seconds, answer.data_tokens), seconds,
+        host_is_assumed, limit if by_text else None,
+    )  # fmt: skip
+
+
+def enough_text_for(unique_tokens: float | None) -> int | None:
+    """Parameters that this much text is enough for, read MOST_PASSES times; None where it is not there."""
+    return None if unique_tokens is None else int(MOST_PASSES * unique_tokens / TOKENS_PER_PARAMETER)
+
+
+def _next_parameters(size: Size) -> int:
+    question = size.choice.question
+    return counted_parameters(_with(question, of_depth(question.config, question.shape.n_layer + 1)).shape)
+
+
+def _enough_text(question: Question, depths: range, limit: int | None) -> list[int]:
+    """Depths of models that the text is enough for, the smallest in any case."""
+    if limit is None:
+        return list(depths)
+    counted = {d: counted_parameters(_with(question, of_depth(question.config, d)).shape) for d in depths}
+    return [depth for depth in depths if counted[depth] <= limit or depth == depths[0]]
 
 
 def of_depth(config: RunConfig, depth: int) -> RunConfig:
@@ -146,12 +194,12 @@ def _last_that_fits(sizes: list[int], make: Callable[[int], Question], *, low_bi
 
 def largest_models(answer: Answer) -> list[Size]:
     question = answer.question
+    depths = _enough_text(question, range(2, _MOST_LAYERS + 1), enough_text_for(answer.data_tokens))
     found = []
     for kind in ("exact", "low-bit"):
         choice = _last_that_fits(
-            list(range(2, _MOST_LAYERS + 1)), lambda n: _with(question, of_depth(question.config, n)),
-            low_bit=kind == "low-bit",
-        )  # fmt: skip
+            depths, lambda n: _with(question, of_depth(question.config, n)), low_bit=kind == "low-bit"
+        )
         if choice is not None:
             found.append(Size(kind_of(choice), choice))
     return _without_repeats(found)
@@ -196,11 +244,11 @@ def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = 
     if question.rates is None or not comparable(question.shape.vocab_size):
         return []
     by_size: dict[int, tuple[Choice, float]] = {}
-    for depth in range(4, 33, 2):
+    for depth in _enough_text(question, range(4, 33, 2), enough_text_for(unique_tokens)):
         choice = _best(_with(question, of_depth(question.config, depth)), low_bit=False)
         choice = choice or _best(_with(question, of_depth(question.config, depth)), low_bit=True)
         if choice is not None and choice.step is not None:
-            choice = _as_long_as(choice, seconds)
+            choice = _as_long_as(choice, seconds, MOST_PASSES * unique_tokens if unique_tokens else math.inf)
             tokens = choice.question.config.max_iters * choice.question.config.tokens_per_step
             by_size[counted_parameters(choice.question.shape)] = (choice, tokens)
     if not by_size:
@@ -217,13 +265,11 @@ def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = 
     ]
 
 
-def _as_long_as(choice: Choice, seconds: float) -> Choice:
-    """The same with as many steps as the time is enough for, its evaluations and checkpoints counted."""
+def _as_long_as(choice: Choice, seconds: float, most_tokens: float) -> Choice:
+    """The same with as many steps as the time is enough for, its evaluations and checkpoints counted, and the
+    text."""
     question = choice.question
-    assert choice.step is not None
-    steps = steps_within(
-        seconds, question.config, choice.step, checkpoint_of(choice), compiled=choice.setting.compile,
-        kinds_of_layers=question.shape.layer_kinds,
-    )  # fmt: skip
+    most = max(1.0, most_tokens / question.config.tokens_per_step)
+    steps = int(min(steps_within(seconds, training_of(choice)), most))
     config = dataclasses.replace(question.config, max_iters=steps)
     return dataclasses.replace(question, config=config).answer(choice.setting)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from onecard.config.files import shortened
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
-from onecard.hardware.cards import Card, UnknownCardError, find_card, read_words
+from onecard.hardware.cards import Card, UnknownCardError, find_card, is_laptop, read_words
 from onecard.hardware.cpu import available_memory
 from onecard.hardware.machine import local_gpus
 from onecard.hardware.measured import Measured, load_measured
@@ -39,6 +39,11 @@ class Target:
     here: bool  # in this machine
     host_kept: int = 0  # bytes of host memory left to the system, besides
     limit: int | None = None  # bytes that --vram_limit allows, whatever the card has; None: it is not given
+    rated_w: float | None = None  # what the table says, whatever --watts does
+
+    @property
+    def is_laptop(self) -> bool:
+        return is_laptop(self.card)
 
     @property
     def limit_beyond_card(self) -> bool:
@@ -98,7 +103,7 @@ def find_target(
         capacity = local.total_bytes or int((local.card.memory_gb if local.card else 0) * GIB)
         if not capacity:
             raise UserError(
-                _("the driver does not tell how much memory {name} has").format(name=local.name),
+                _("the driver does not report how much memory {name} has").format(name=local.name),
                 hint=_("--gpu NAME, or --vram_limit GIB"),
             )
         card = local.card or Card(local.name, capacity / GIB, compute_capability=local.compute_capability)
@@ -110,7 +115,7 @@ def find_target(
         except UnknownCardError as error:
             card = _card_by_figures(gpu, figures, config.vram_limit, error)
         capacity, taken = int(card.memory_gb * _REPORTED * GIB), 0
-    card = figures.of(card)
+    rated, card = card.tdp_w, figures.of(card)
     allowed = capacity - taken
     limit = int(config.vram_limit * GIB) if config.vram_limit is not None else None
     if limit is not None:
@@ -129,7 +134,7 @@ def find_target(
         kept = min(HOST_RESERVE, int(host_ram * GIB))
         host = int(host_ram * GIB) - kept
     measured = None if figures.of_speed else load_measured(card.name, capacity / GIB)
-    return Target(card, capacity, allowed, taken, host, measured, local is not None, kept, limit)
+    return Target(card, capacity, allowed, taken, host, measured, local is not None, kept, limit, rated)
 
 
 def _card_by_figures(

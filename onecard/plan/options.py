@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from typing import ClassVar
 
-from onecard.config.knobs import Config, option
+from onecard.config.knobs import Config, load_config, option
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
-from onecard.language import _
-from onecard.plan.cost import CURRENCY, PRICE, usual_idle_watts
+from onecard.language import N_, _
+from onecard.plan.cost import CURRENCY, PRICE, Prices, usual_idle_watts
 
 _CLOCK = r"([01]?[0-9]|2[0-3]):([0-5][0-9])"
 _ZONE = re.compile(_CLOCK + r"(?::[0-9.]+)?\s*(?:z|[a-z]{3,4}|[+-][0-9:]{1,5})$")
@@ -23,28 +23,30 @@ _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "su
 class Options(Config):
     """What `onecard plan` is asked, besides the config."""
 
-    groups: ClassVar[tuple[str, ...]] = ("the card", "what to answer", "money")
+    groups: ClassVar[tuple[str, ...]] = (N_("the card"), N_("what to answer"), N_("money"))
 
     # fmt: off
     gpu: str | None = option("str", "the card to plan for; this machine's unless given", group="the card", value="CARD")
     tflops: float | None = option("float", "its rate, where `onecard gpus` does not list it: bf16 with fp32 sums, dense", group="the card", low=0.01, high=100_000, value="N")
     bandwidth: float | None = option("float", "and that of its memory, in GB/s; how much memory: --vram_limit, or a name with \"12GB\"", group="the card", low=0.01, high=1_000_000, value="N")
-    watts: float | None = option("float", "its power limit, for energy and money", group="the card", low=0.01, high=100_000, value="N")
+    watts: float | None = option("float", "its power limit, for energy and money; a laptop's is slower at a lower one", group="the card", low=0.01, high=100_000, value="N")
     host_ram: float | None = option("float", "GiB of memory in its PC; 2 are left to the system. This one's unless --gpu is given", group="the card", low=0, high=1_000_000, value="GIB")
-    compare: bool = option("bool", "every way to run it: exact, low-bit, recompute, offload", group="what to answer")
+    memory: bool = option("bool", "the memory, line by line", group="what to answer")
+    compare: bool = option("bool", "every kind of setting: exact, low-bit, recompute, offload", group="what to answer")
     stages: bool = option("bool", "what to turn on again after an emergency setting, in which order, and what each step gains", group="what to answer")
     largest: bool = option("bool", "the largest model and the longest block that fit, and the best model for a week", group="what to answer")
     by: str | None = option("str", "the best model for another time: 12h, 30d, \"sunday 20:00\", 2027-01-31", group="what to answer", value="TIME")
     as_: str | None = option("str", "what nanoGPT's own trainer would need, compiled and not: --as nanogpt", group="what to answer", choices=("nanogpt",), value="TRAINER")
     formulas: bool = option("bool", "every line of the memory bill with its formula", group="what to answer")
     json: bool = option("bool", "everything, for programs", group="what to answer")
-    price: float = option("float", "of a kWh", default=PRICE, group="money", low=0, high=1_000_000, value="N")
+    price: str = option("str", "of a kWh, or a range of it: 0.30, 3-4", default=f"{PRICE:.2f}", group="money", value="N")
     currency: str = option("str", "of the price", default=CURRENCY, group="money", value="NAME")
     idle_watts: float | None = option("float", "what the PC draws besides the card: 80, in a laptop 25", group="money", low=0, high=100_000, value="N")
     # fmt: on
     steps_done: int = 0  # of a run that goes on
 
     def check(self) -> None:
+        price_range(self.price)
         sizes = [name for name in ("largest", "by") if self.is_set(name)]
         others = [name for name in ("compare", "stages") if self.is_set(name)]
         if self.as_ is not None and (sizes or others):
@@ -59,8 +61,22 @@ class Options(Config):
                 _("ask one after the other"),
             )
 
-    def idle_watts_beside(self, card: Card) -> float:
-        return usual_idle_watts(card) if self.idle_watts is None else self.idle_watts
+    def prices(self, card: Card) -> Prices:
+        idle = usual_idle_watts(card) if self.idle_watts is None else self.idle_watts
+        return Prices(*price_range(self.price), self.currency, idle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Price(Config):
+    price: float = option("float", "of the price", default=PRICE, low=0, high=1_000_000)
+
+
+def price_range(text: str) -> tuple[float, float]:
+    """0.30 or 3-4: the least and the most that a kWh costs."""
+    between = re.fullmatch(r"(.*\d)\s*[-–]\s*([\d.].*)", text.strip())
+    parts = between.groups() if between else (text,)
+    found = sorted(load_config(_Price, [f"--price={part.strip()}"]).price for part in parts)
+    return found[0], found[-1]
 
 
 def budget_seconds(text: str, now: datetime) -> float:

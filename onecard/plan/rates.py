@@ -41,7 +41,7 @@ class Rates:
     short: float  # K at which a matmul runs at half its rate
     narrow: float  # width at which a weight's gradient does
     kernel: float  # seconds a kernel takes to begin and end
-    launch: float  # seconds the host takes to hand one out
+    launch: float  # seconds the CPU takes to launch one
     to_card: float  # bytes/s over the bus
     to_host: float
     peak: float | None  # nominal, for MFU
@@ -85,16 +85,8 @@ def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates 
     if dtype == "float32" and card.fp32 is not None:
         attention = min(attention, _FP32_ATTENTION * card.fp32 * 1e12)
     return Rates(
-        matmul=matmul,
-        bandwidth=bandwidth,
-        attention=attention,
-        short=124.0 * (matmul / share / sms) / _REFERENCE_SM_RATE,
-        narrow=26.0 * sms / _REFERENCE_SMS,
-        kernel=6e-6 if capability[0] >= 9 else 5e-6,
-        launch=launch,
-        to_card=to_card,
-        to_host=to_host,
-        peak=peak,
-        source=source,
-        calibrated=calibrated,
-    )
+        matmul=matmul, bandwidth=bandwidth, attention=attention,
+        short=124.0 * (matmul / share / sms) / _REFERENCE_SM_RATE, narrow=26.0 * sms / _REFERENCE_SMS,
+        kernel=6e-6 if capability[0] >= 9 else 5e-6, launch=launch, to_card=to_card, to_host=to_host,
+        peak=peak, source=source, calibrated=calibrated,
+    )  # fmt: skip

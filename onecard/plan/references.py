@@ -25,14 +25,6 @@ class Reference:
     split: str
     source: str
 
-    def comparable_with(self, data: str, tokenizer: str, unit: str = "nats") -> bool:
-        """Whether a loss on this data stands beside ours.
-
-        A token of one tokenizer is not a token of another, so nats also need the same tokenizer.
-        """
-        same_tokens = unit == "bpb" or self.tokenizer == tokenizer
-        return self.data == data and self.unit == unit and same_tokens
-
 
 @cache
 def all_references() -> tuple[Reference, ...]:

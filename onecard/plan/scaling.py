@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from onecard.arch.shapes import GPT2_VOCABULARY, Shape
-from onecard.errors import UserError
 from onecard.language import _
 from onecard.plan.amounts import count
 
@@ -38,11 +37,6 @@ class Law:
     def loss(self, parameters: float, tokens: float) -> float:
         both = self.size / parameters**self.size_power + self.data / tokens**self.data_power
         return self.floor + both**self.joint
-
-    def best_tokens(self, parameters: float) -> float:
-        """Where, at the same 6·N·D FLOPs, neither more parameters nor more tokens would lower the loss."""
-        wanted = self.size_power * self.size / parameters**self.size_power
-        return float((self.data_power * self.data / wanted) ** (1 / self.data_power))
 
 
 # Least squares over 27 losses, residuals 0.038 (root mean square).
@@ -126,19 +120,8 @@ class RankedModel:
 
     parameters: int
     tokens: float
-    effective_tokens: float
-    epochs: float | None  # None where it is not known how much text there is
     loss: LossRange
     not_distinguishable: bool  # from the best: the law cannot tell them apart
-
-
-@dataclass(frozen=True)
-class TokensHint:
-    """How many tokens make the most of the computing a model of this size gets: three answers."""
-
-    twenty_per_parameter: float  # the rule of thumb from Chinchilla
-    fitted: float  # by LAW
-    fitted_jointly: float  # by JOINT_LAW
 
 
 def counted_parameters(shape: Shape) -> int:
@@ -152,12 +135,7 @@ def predicted_loss(parameters: int, tokens: float, *, family: str = "gpt2") -> L
 
     `tokens` are unique ones; for repeated text pass effective_tokens().
     """
-    _check(parameters, tokens)
-    if family not in FAMILIES:
-        raise UserError(
-            _("no losses are known for the family '{family}'").format(family=family),
-            hint=_("known are {families}").format(families=", ".join(FAMILIES)),
-        )
+    assert parameters >= 1 and 0 < tokens < math.inf and family in FAMILIES
     fewer, more = token_worth(tokens) if family == "nanochat" else (1.0, 1.0)
     worst, best = fewer * tokens, more * tokens
     # The law is fitted to lengths of runs; how long this one really is counts as much as what it is worth.
@@ -231,8 +209,7 @@ def effective_tokens(tokens: float, unique_tokens: float) -> float:
 
     U + U·R*·(1 − exp(−R / R*)) with R repeats after the first pass. Never more than 16.4 passes' worth.
     """
-    if not (0 < tokens < math.inf and unique_tokens > 0):
-        raise UserError(_("tokens and unique tokens have to be above zero"))
+    assert 0 < tokens < math.inf and unique_tokens > 0
     if tokens <= unique_tokens:
         return tokens
     repeats = tokens / unique_tokens - 1
@@ -256,38 +233,13 @@ def best_for_tokens(
 ) -> list[RankedModel]:
     """(parameters, tokens the budget allows them) by expected loss, the best first.
 
-    Whoever's middle lies inside the best one's range cannot be told from it, and neither can the best then.
+    Whoever's middle lies inside the best one's range is as good as it, and then the best is no better either.
     """
     ranked = []
     for parameters, tokens in options:
-        _check(parameters, tokens)
-        effective = tokens if unique_tokens is None else effective_tokens(tokens, unique_tokens)
-        loss = predicted_loss(parameters, effective, family=family)
-        ranked.append((parameters, tokens, effective, loss))
+        worth = effective_tokens(tokens, unique_tokens or math.inf)
+        ranked.append((parameters, tokens, predicted_loss(parameters, worth, family=family)))
     # Of two with the same loss the smaller one is cheaper to use.
-    ranked.sort(key=lambda option: (option[3].middle, option[0]))
-    tied = [option[3].middle <= ranked[0][3].high for option in ranked]
-    return [
-        RankedModel(
-            parameters, tokens, effective, tokens / unique_tokens if unique_tokens else None, loss,
-            same and sum(tied) > 1,
-        )
-        for (parameters, tokens, effective, loss), same in zip(ranked, tied, strict=True)
-    ]  # fmt: skip
-
-
-def tokens_for(parameters: int) -> TokensHint:
-    """How long to train a model of this size. At the same FLOPs, twice or half as long costs 0.02 to 0.1."""
-    _check(parameters, 1.0)
-    return TokensHint(
-        twenty_per_parameter=float(TOKENS_PER_PARAMETER * parameters),
-        fitted=LAW.best_tokens(parameters),
-        fitted_jointly=JOINT_LAW.best_tokens(parameters),
-    )
-
-
-def _check(parameters: int, tokens: float) -> None:
-    if parameters < 1:
-        raise UserError(_("a model needs at least one parameter, not {n}").format(n=parameters))
-    if not 0 < tokens < math.inf:
-        raise UserError(_("a run needs a number of tokens above zero, not {n}").format(n=tokens))
+    ranked.sort(key=lambda option: (option[2].middle, option[0]))
+    tied = [option[2].middle <= ranked[0][2].high for option in ranked]
+    return [RankedModel(*option, same and sum(tied) > 1) for option, same in zip(ranked, tied, strict=True)]

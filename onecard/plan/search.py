@@ -19,7 +19,7 @@ from onecard.plan.speed import StepTime, step_time
 from onecard.plan.update import update_bytes
 
 LOW_BIT = ("bf16", "int8")
-# Of another's speed: as fast, for all that can be told. Beside each other, settings of one model are
+# Of another's speed: as fast, for all that is known. Compared with each other, settings of one model are
 # predicted more surely than models are: 33 of GPT-2 124M that offload nothing with a deviation of 1.6%.
 AS_FAST = 0.99
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -60,19 +60,19 @@ class Choice:
         if q.rates is None:
             return None
         setting = self.setting
-        if setting.cuda_graphs is None and not self.has_room_to_record:
+        if setting.cuda_graphs is None and not self.has_room_to_capture:
             setting = dataclasses.replace(setting, cuda_graphs=False)
         sequences, by_muon = q.config.sequences_per_step, q.config.by_muon
         return step_time(q.shape, setting, q.dtype, q.rates, sequences, by_muon=by_muon)
 
     @property
-    def has_room_to_record(self) -> bool:
-        """Beside the bill, which has no graph where it is left to the trainer whether one is recorded."""
-        return self.recording_bytes <= -self.short
+    def has_room_to_capture(self) -> bool:
+        """On top of the bill, which has no graph where the trainer decides whether one is captured."""
+        return self.capture_bytes <= -self.short
 
     @cached_property
-    def recording_bytes(self) -> int:
-        """With what an update takes in passing: a recording keeps all its memory meanwhile."""
+    def capture_bytes(self) -> int:
+        """With what an update takes in passing: a graph keeps all its memory meanwhile."""
         q, setting = self.question, self.setting
         graph = graph_bytes(q.shape, setting, q.dtype, dropout=q.config.dropout, last=self.last_micro_batch)
         return graph + update_bytes(q.shape, setting, q.dtype, by_muon=q.config.by_muon)
@@ -100,19 +100,22 @@ class Choice:
 
     @property
     def words(self) -> str:
-        """The flags, and what flags cannot say; in English, as all that train says."""
+        """The flags, and what flags cannot say; in English, for logs."""
         split = f"(micro-batches of {self.setting.micro_batch}, the last of {self.last_micro_batch})"
         return " ".join(filter(None, (self.flags, split if self.last_micro_batch else "")))
 
     @property
-    def told(self) -> str:
+    def described(self) -> str:
         """The same before a run, in the reader's language."""
+        return " ".join(filter(None, (self.flags, f"({self.split})" if self.split else "")))
+
+    @property
+    def split(self) -> str:
+        """How train divides a step that is no whole number of micro-batches; else empty."""
         if not self.last_micro_batch:
-            return self.flags
-        split = _("micro-batches of {n}, the last of {last}, which train makes by itself").format(
-            n=self.setting.micro_batch, last=self.last_micro_batch
-        )
-        return " ".join(filter(None, (self.flags, f"({split})")))
+            return ""
+        text = _("micro-batches of {n}, the last of {last}, which train makes by itself")
+        return text.format(n=self.setting.micro_batch, last=self.last_micro_batch)
 
     @property
     def flags(self) -> str:
@@ -132,6 +135,11 @@ class Choice:
     @property
     def tokens_per_s(self) -> float:
         return self.step.tokens_per_s if self.step is not None else 0.0
+
+    @property
+    def tflops(self) -> float:
+        """Effective: of the model's own work, which does not count what is computed again."""
+        return self.tokens_per_s * self.question.shape.flops_per_token / 1e12
 
 
 def pinned(config: RunConfig) -> dict[str, str]:
@@ -158,7 +166,7 @@ def micro_batches(config: RunConfig) -> list[int]:
 
 
 def settings(config: RunConfig, shape: Shape, *, low_bit: bool = False) -> Iterator[Setting]:
-    """Every way to carry out the step that the user's own values leave open."""
+    """Every setting that the user's own values leave open."""
     fixed = pinned(config)
     chunk = default_chunk(shape.vocab_size)
     chunks = [config.loss_chunk] if config.loss_chunk else [chunk, max(128, chunk // 8)]
@@ -203,9 +211,9 @@ def smallest(choices: Iterable[Choice]) -> Choice:
 
 
 def chosen(question: Question) -> tuple[Choice | None, list[Choice]]:
-    """The setting to run in, and the exact ones looked at: plan tells it, train uses it.
+    """The setting to run in, and the exact ones looked at: plan shows it, train uses it.
 
-    The config as it stands, where that fits and is as fast as anything; else the fastest exact setting
+    The config unchanged, where that fits and is as fast as anything; else the fastest exact setting
     that fits. Low-bit training is another training: only where nothing exact fits.
     """
     config, shape = question.config, question.shape
@@ -245,7 +253,7 @@ def kind(setting: Setting) -> str:
 
 
 def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
-    """From the smallest way to run to the fastest that fits: what to turn on again, in which order.
+    """From the smallest setting to the fastest that fits: what to turn on again, in which order.
 
     Each stage changes one thing and is kept only if it fits and is no slower.
     """
@@ -279,10 +287,10 @@ def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
             found.append((name, choice))
     if found[-1][1].setting != goal:  # what was in the way of one move may be gone after another
         found.append(("the rest", target))
-    return _worth_telling(found)
+    return _worth_a_row(found)
 
 
-def _worth_telling(found: list[tuple[str, Choice]]) -> list[tuple[str, Choice]]:
+def _worth_a_row(found: list[tuple[str, Choice]]) -> list[tuple[str, Choice]]:
     """Of micro-batches in a row only those that gain, and the last."""
     kept = found[:1]
     for at, (name, choice) in enumerate(found[1:], 1):

@@ -1,100 +1,216 @@
-"""Plan's answer for people: a verdict, memory against the card, speed, time, money, what else there is."""
+"""Plan's answer for people: whether it fits and what to change, then what is predicted; on one screen.
+
+What takes more lines (plan/tables.py) comes after it, where it is asked for.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime
+import json
 from typing import TYPE_CHECKING
 
-from onecard.arch.shapes import Shape
-from onecard.config.dataset import data_dir
+from onecard.arch.shapes import PRETRAINED, Shape
+from onecard.config.dataset import OWN_TOKENS, data_dir, data_facts
 from onecard.language import _, number
-from onecard.plan.amounts import count, duration, energy, file_size, kwh_cell, price_text, speed
+from onecard.plan.amounts import count, duration, energy, file_size, price_text, speed
 from onecard.plan.answer import Answer
-from onecard.plan.bill import CHECKPOINTS_AT_ONCE, host_process
+from onecard.plan.bill import CHECKPOINTS_AT_ONCE
 from onecard.plan.cost import Cost
-from onecard.plan.lines import GIB, Line
+from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.rates import Rates
-from onecard.plan.scaling import NATS, repetition_note, token_worth
-from onecard.plan.search import Choice
-from onecard.plan.tables import Row, print_parts, print_rows, terms_together
-from onecard.plan.verdict import shortage, verdict
+from onecard.plan.references import all_references
+from onecard.plan.scaling import NATS, LossRange, in_bits_per_byte, repetition_note
+from onecard.plan.search import Choice, Question
+from onecard.terminal import print_parts
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+# What a desktop with a browser takes of the card it is drawn by, in GiB.
+DESKTOP = 1.0
+NOTABLE = 0.03  # of the time: what is less is not worth a line
+
+
+def show(answer: Answer, console: Console) -> None:
     from rich.text import Text
 
-_WIDTH = 60  # of the bar
-_COLOURS = ("cyan", "blue", "magenta", "yellow", "green", "red", "white", "bright_black")
-# Lines that belong together in the bar, by what their names begin with.
-_GROUPS = (
-    ("weights", ("weights",)),
-    ("gradients", ("gradients", "a matrix's gradient")),
-    ("optimizer", ("optimizer", "Muon", "visitors", "the update", "zeros")),
-    (
-        "activations",
-        ("kept", "gradient", "a layer", "attention", "last hidden", "tokens", "rotary", "keys", "reading"),
-    ),
-    ("logits", ("a chunk", "logits")),
-    ("libraries", ("matmul", "a buffer", "allocator", "CUDA", "the recorded")),
-)
+    from onecard.plan.tables import bar, show_comparison, show_memory, show_stages
 
-# Bits per byte after so many tokens (references.toml): far below what the same model reaches on FineWeb.
-_CLIMBMIX = 0.78, 8.52e9
-TELLING = 0.03  # of the time: what is less is not worth a line
-
-
-def names_to_translate() -> list[str]:
-    """Names that come from other modules, where they are keys for programs."""
-    bill = [
-        _("weights (masters)"), _("weights to compute with"), _("gradients"), _("optimizer states"),
-        _("visitors from host memory"), _("Muon's room"), _("kept for the backward pass"),
-        _("tokens and targets"), _("gradient of the first layer's input"), _("rotary angles"),
-        _("last hidden state and its gradient"), _("a chunk of logits"), _("gradient between layers"),
-        _("a layer's temporaries"), _("a buffer to clear the cache with"), _("attention in the open"),
-        _("a matrix's gradient before rounding"), _("a layer's values"), _("last hidden state"),
-        _("keys and values"), _("reading the prompt"), _("logits of the next token"), _("matmul workspaces"),
-        _("allocator's slack"), _("CUDA itself"), _("the recorded graph"), _("the model while it is built"),
-        _("states while a checkpoint is read"), _("torch and the data on their way"),
-        _("the update's temporaries"), _("zeros to try the update out on"),
-    ]  # fmt: skip
-    moments = [
-        _("loss"), _("backward pass of a layer"), _("kernels being tried out"), _("evaluation"),
-        _("evaluation's loss"), _("sampling"), _("update"),
-    ]  # fmt: skip
-    groups = [_("weights"), _("optimizer"), _("activations"), _("logits"), _("libraries")]
-    ways = [
-        _("exact"), _("low-bit"), _("recompute mlp"), _("recompute block"), _("nothing computed twice"),
-        _("offload optimizer"), _("offload gradients"), _("nothing offloaded"), _("start"),
-        _("compile"), _("the rest"),
-    ]  # fmt: skip
-    nanogpt = [
-        _("AdamW's two averages"), _("16-bit copies of the weights"), _("residual stream"),
-        _("normalised residual stream"), _("layer norms' outputs"), _("queries, keys, values"),
-        _("attention's outputs"), _("MLP before GELU"), _("MLP after GELU"), _("dropout masks"),
-        _("norms' and attention's statistics"), _("log softmax of the logits"), _("log softmax in float32"),
-        _("gradient of the logits"), _("zeros as gradient of the returned logits"),
-        _("passing values of forward and backward"), _("gradients of this micro-batch"),
-        _("cuBLAS workspaces"), _("rounding to whole blocks"), _("forward"), _("backward of the loss"),
-        _("loading the model"),
-        _("backward of the layers"), _("end of the backward, at the embedding"), _("optimizer step"),
-    ]  # fmt: skip
-    return [*bill, *moments, *groups, *ways, *nanogpt]
+    question, options = answer.question, answer.options
+    show_verdict(answer, console)
+    card = f"{answer.target.card.name}, " + number(answer.target.capacity / GIB, ".1f") + " GiB"
+    step = _("{n:,} tokens a step").format(n=answer.config.tokens_per_step)
+    name = Text(model_name(question.shape), style="bold")
+    print_parts(console, [name, *map(Text, (card, question.dtype, step))], " · ")
+    shown = answer.choice or answer.nearest
+    cost = answer.cost(shown) if answer.choice is not None else None
+    if cost is not None:
+        console.print(predicted(answer), highlight=False)
+        console.print(figures(answer, shown, cost))
+    elif answer.choice is not None:
+        console.print(speed_unknown(answer), highlight=False)
+    strip, legend = bar(shown, answer.target)
+    console.print(strip)
+    if options.memory or options.formulas:
+        print_parts(console, legend, "")
+        show_memory(shown, console, formulas=options.formulas)
+    if options.compare or answer.choice is None:
+        show_comparison(answer, console)
+    if options.stages and answer.choice is not None:
+        show_stages(answer, console)
 
 
-def way_name(name: str) -> str:
-    """The name of a way or a stage, part by part: "exact, recompute block", "micro-batch 12"."""
-    return ", ".join(_way_part(part) for part in name.split(", "))
+# --- will it fit, and what to do ----------------------------------------------------------------------
 
 
-def _way_part(part: str) -> str:
-    words, _space, figure = part.rpartition(" ")
-    if words == "micro-batch":
-        return _("micro-batch {n}").format(n=figure)
-    if words == "loss chunk":
-        return _("loss chunk {n}").format(n=number(int(figure.replace(",", "")), ","))
-    return _(part)
+def show_verdict(answer: Answer, console: Console) -> None:
+    given, choice, config = answer.given, answer.choice, answer.config
+    texts = [_as_given(given)]
+    if choice is None:
+        nearest = answer.nearest
+        text = _("No setting fits. The nearest ({flags}): {what}.")
+        texts.append(_red(text.format(flags=nearest.described, what=shortage(nearest))))
+        texts.append(_what_else(answer))
+    elif choice.setting != given.setting:
+        gain = choice.tokens_per_s / given.tokens_per_s - 1 if given.tokens_per_s else 0.0
+        text = _("A setting that is {n:.0%} faster, which train takes by itself:").format(n=gain)
+        if not given.fits:
+            text = _("Fastest setting that fits (others are within 1%), which train takes by itself:")
+        if not config.auto_fit:
+            text = _("Fastest setting that fits (others are within 1%):")
+        texts.append(text)
+    for text in texts:
+        console.print(text, highlight=False)
+    if choice is not None and choice.setting != given.setting:
+        for line in ("```python", *config_lines(choice, given), "```"):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if not config.auto_fit:
+            text = _("With auto_fit=False train changes nothing: put these lines into your config.")
+            console.print(text, highlight=False)
+    # What falls short of host memory was said first, and is the config's own setting.
+    shown = given if given.short <= 0 < given.host_short else choice or answer.nearest
+    remarks = _remarks(answer, choice) if choice is not None else []
+    for text in filter(None, (*remarks, host_remark(answer.target, shown))):
+        console.print(text, highlight=False)
+
+
+def config_lines(choice: Choice, given: Choice) -> list[str]:
+    """Lines for a config file: only what changes, and what it was. Tokens per step stay."""
+    config, before, after = choice.question.config, given.setting, choice.setting
+    changed: list[tuple[str, object, object]] = []
+    if after.micro_batch != before.micro_batch and not choice.last_micro_batch:
+        steps = config.gradient_accumulation_steps, config.sequences_per_step // after.micro_batch
+        changed = [("batch_size", before.micro_batch, after.micro_batch)]
+        changed.append(("gradient_accumulation_steps", *steps))
+    names = ("recompute", "offload", "master_weights", "optim_states", "loss_chunk")
+    changed += [(name, getattr(before, name), getattr(after, name)) for name in names]
+    was = _("was")
+    lines = [
+        f"{name} = {json.dumps(new)}   # {was} {json.dumps(old)}" for name, old, new in changed if old != new
+    ]
+    return [*lines, f"# {choice.split}"] if choice.split else lines
+
+
+def _as_given(given: Choice) -> str:
+    need, there = given.bill.process / GIB, given.question.allowed / GIB
+    if given.fits:
+        text = _("Fits: {need:.2f} GiB predicted, {there:.2f} available.").format(need=need, there=there)
+        return f"[green]{text}[/green]"
+    if given.short > 0:
+        text = _("Does not fit as given: {need:.2f} GiB predicted, {there:.2f} available.")
+        return _red(text.format(need=need, there=there))
+    text = _("Does not fit as given: {need:.1f} GiB of host memory predicted, {there:.1f} available.")
+    return _red(text.format(need=given.host_bytes / GIB, there=(given.question.host_allowed or 0) / GIB))
+
+
+def shortage(choice: Choice) -> str:
+    """What is missing of what."""
+    if choice.short > 0:
+        return _("{n:.2f} GiB of the card short").format(n=choice.short / GIB)
+    return _("{n:.1f} GiB of host memory short").format(n=choice.host_short / GIB)
+
+
+def host_remark(target: Target, choice: Choice) -> str:
+    """What of host memory is left to the system, or that nobody has looked; only where it is used."""
+    if not choice.bill.host:
+        return ""
+    if target.host is None:
+        text = _("{n:.1f} GiB of RAM predicted; your RAM was not checked: give it with --host-ram 32")
+        return text.format(n=choice.host_bytes / GIB)
+    if not target.host_kept:
+        return ""
+    return _("Of the PC's {n:.0f} GiB of memory {kept:.0f} are left to the system.").format(
+        n=(target.host + target.host_kept) / GIB, kept=target.host_kept / GIB
+    )
+
+
+def vocabulary_remark(question: Question) -> str:
+    """Where the data is not there yet: the vocabulary it will have, or the one that is assumed.
+
+    Data of characters has a small one of its own, which the usual one is far from.
+    """
+    config = question.config
+    # A nanochat's config has the vocabulary written into it by then.
+    chosen = config.is_set("vocab_size") or config.init_from in PRETRAINED
+    data = data_facts(config.dataset)
+    if chosen or data.vocabulary is not None:
+        return ""
+    name, size = plain(config.dataset), question.shape.vocab_size
+    if config.dataset in OWN_TOKENS and not data.is_there:
+        tokenizer, size = OWN_TOKENS[name]
+        text = _("data/{name} is not prepared yet: its vocabulary will be bytes, {n:,} tokens.")
+        if tokenizer == "char":
+            text = _("data/{name} is not prepared yet: its vocabulary will be {n:,} characters.")
+    elif "char" in name:
+        text = _("data/{name} is not prepared yet: a vocabulary of {n:,} is assumed (--vocab_size).")
+    else:
+        return ""
+    return text.format(name=name, n=size)
+
+
+def little_to_spare(answer: Answer, need: int) -> str:
+    """Where a desktop may come in the way and nobody has said that there is none."""
+    target, config = answer.target, answer.config
+    spare = (target.allowed - need) / GIB
+    if target.here or config.vram_reserve is not None or config.vram_limit is not None or spare >= DESKTOP:
+        return ""
+    text = _("Only {n:.2f} GiB to spare: a desktop may take that (--vram_reserve=1).")
+    return text.format(n=spare)
+
+
+def _remarks(answer: Answer, choice: Choice) -> list[str]:
+    target, setting = answer.target, choice.setting
+    texts = [little_to_spare(answer, choice.bill.process), vocabulary_remark(answer.question)]
+    if not setting.exact:
+        bits = f"master_weights={setting.master_weights}, optim_states={setting.optim_states}"
+        text = _("This is low-bit training ({bits}): not the same as exact training.")
+        texts.append(text.format(bits=bits))
+    if answer.config.dropout:
+        texts.append(_("The time that dropout takes is not counted."))
+    if target.taken > GIB / 10:
+        texts.append(_("Other programs hold {n:.2f} GiB of the card now.").format(n=target.taken / GIB))
+    return texts
+
+
+def _what_else(answer: Answer) -> str:
+    knobs = "--depth" if answer.config.is_set("depth") else "--n_layer, --n_embd"
+    text = _("hint: a smaller model ({knobs}), a shorter --block_size, or `--largest` for what fits")
+    return text.format(knobs=knobs)
+
+
+def _red(text: str) -> str:
+    return f"[red]{text}[/red]"
+
+
+def plain(text: str) -> str:
+    """A user's own word: brackets in it are no markup."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+# --- what is predicted --------------------------------------------------------------------------------
 
 
 def model_name(shape: Shape) -> str:
@@ -105,264 +221,155 @@ def model_name(shape: Shape) -> str:
     return f"{names[shape.arch]} {size}, {shape.n_layer} × {shape.n_embd}, {block} {shape.block_size}"
 
 
-def show(answer: Answer, console: Console) -> None:
-    from rich.text import Text
-
-    question, target = answer.question, answer.target
-    card = f"{target.card.name}, " + number(target.capacity / GIB, ".1f") + " GiB"
-    step = _("{n:,} tokens a step").format(n=answer.config.tokens_per_step)
-    name = Text(model_name(question.shape), style="bold")
-    print_parts(console, [name, *map(Text, (card, question.dtype, step))], " · ")
-    for text in verdict(answer):
-        console.print(text, highlight=False)
-    shown = answer.choice or answer.nearest
-    cost = answer.cost(shown) if answer.choice is not None else None
-    if cost is not None:
-        console.print()
-        console.print(figures(answer, shown, cost))
-    elif answer.choice is not None:
-        console.print(speed_unknown(answer), highlight=False)
-    console.print()
-    peak = _("Memory at its peak ({moment})").format(moment=_(shown.bill.worst.name))
-    console.print(f"[bold]{peak}[/bold]")
-    show_memory(shown, console, formulas=answer.options.formulas)
-    strip, legend = bar(shown, target)
-    console.print(strip)
-    print_parts(console, legend, "")
-    if answer.options.compare or answer.choice is None:
-        console.print()
-        show_comparison(answer, console)
-    if answer.options.stages and answer.choice is not None:
-        console.print()
-        show_stages(answer, console)
+def predicted(answer: Answer) -> str:
+    """The heading of the figures: where the speed comes from, and how far off it may be."""
+    rates, measured = answer.question.rates, answer.target.measured
+    assert rates is not None
+    source = _("the card's figures")
+    if measured is not None:
+        source = _("onecard bench of {date}").format(date=measured.date)
+    text = _("Predicted from {source}; speed and time: {expected}")
+    return text.format(source=source, expected=expected(rates, answer.target))
 
 
-def expected(rates: Rates) -> str:
-    """How far off a speed may be."""
-    if rates.calibrated:
-        return _("expect ±15%")
-    return _("this card is not calibrated, expect ±25%: `onecard bench` measures yours")
+def expected(rates: Rates, target: Target) -> str:
+    """How far off a speed may be. A laptop's card is as slow as its power limit makes it, at worst."""
+    low, high = expected_range(rates, target)
+    if low != high:
+        text = _("expect -{low:.0%} to +{high:.0%}, held to {watts:.0f} of {rated:.0f} W")
+        return text.format(low=low, high=high, watts=target.card.tdp_w, rated=target.rated_w)
+    text = _("expect ±{n:.0%}").format(n=low)
+    if target.is_laptop and target.measured is None:
+        text += ", " + _("less at a lower power limit (--watts)")
+    return text if rates.calibrated else text + "; " + _("`onecard bench` measures your card")
+
+
+def expected_range(rates: Rates, target: Target) -> tuple[float, float]:
+    """Shares that a speed may be lower and higher."""
+    usual = 0.15 if rates.calibrated else 0.25
+    watts, rated = target.card.tdp_w, target.rated_w
+    held = target.is_laptop and target.measured is None and watts and rated and watts < rated
+    return (1 - (1 - usual) * watts / rated if held and watts and rated else usual), usual
 
 
 def speed_unknown(answer: Answer) -> str:
-    told = _("How fast it would be is not known: there are no figures of {card} in {dtype}.")
-    return told.format(card=plain(answer.target.card.name), dtype=answer.question.dtype)
-
-
-def plain(text: str) -> str:
-    """A user's own word: brackets in it are no markup."""
-    from rich.markup import escape
-
-    return escape(text)
-
-
-def show_memory(choice: Choice, console: Console, *, formulas: bool) -> None:
-    bill = choice.bill
-    rows = [
-        Row(_(line.name), (number(line.gib, ".3f"),), terms_together(line.formula) if formulas else "")
-        for line in bill.all_lines()
-        if line.bytes >= (2**20 if formulas else GIB / 1000)
-    ]
-    rows.append(Row(_("the card must have free"), (number(bill.process / GIB, ".3f"),), style="bold"))
-    if bill.host:
-        rows += [Row("", ("",)), Row(_("offloaded from the card"), (number(bill.host / GIB, ".3f"),))]
-        rows += [
-            Row(_(line.name), (number(line.gib, ".3f"),), line.formula if formulas else "")
-            for line in (bill.building, bill.resuming, host_process())
-        ]
-        total = number(choice.host_bytes / GIB, ".3f")
-        rows.append(Row(_("and of the PC's own memory"), (total,), style="bold"))
-    print_rows(console, "", _("what"), ["GiB"], rows, _("formula") if formulas else "")
-
-
-def bar(choice: Choice, target: Target) -> tuple[Text, list[Text]]:
-    """The card as a strip, coloured by what fills it, and what the colours mean."""
-    from rich.text import Text
-
-    text, legend = Text(), []
-
-    def explain(mark: str, style: str, name: str, size: int) -> None:
-        legend.append(Text().append(f" {mark} ", style=style).append(name + " " + number(size / GIB, ".2f")))
-
-    capacity = target.capacity
-    scale = max(capacity, choice.bill.process)
-    used = 0
-    for place, (name, members) in enumerate(grouped(choice.bill.all_lines())):
-        size = sum(line.bytes for line in members)
-        first, used = used, used + size
-        cells = round(used / scale * _WIDTH) - round(first / scale * _WIDTH)
-        colour = _COLOURS[place % len(_COLOURS)]
-        text.append("█" * cells, style=colour)
-        explain("■", colour, _(name), size)
-    over, others = choice.bill.process > target.allowed, capacity - target.allowed
-    if others > GIB / 20:
-        used += others
-        text.append("▒" * (min(_WIDTH, round(used / scale * _WIDTH)) - len(text)), style="bright_black")
-        explain("▒", "bright_black", _("for others"), others)
-    if over:
-        text.append(" " + _("over"), style="red")
-    else:
-        text.append("░" * (_WIDTH - len(text)), style="bright_black")
-        explain("░", "bright_black", _("free"), capacity - used)
-    return text, legend
-
-
-def grouped(lines: tuple[Line, ...]) -> list[tuple[str, list[Line]]]:
-    left = list(lines)
-    found = []
-    for name, beginnings in _GROUPS:
-        members = [line for line in left if line.name.startswith(beginnings)]
-        left = [line for line in left if line not in members]
-        if members:
-            found.append((name, members))
-    assert not left, f"no group for {left}"
-    return found
+    text = _("How fast it would be is not known: there are no figures of {card} in {dtype}.")
+    return text.format(card=plain(answer.target.card.name), dtype=answer.question.dtype)
 
 
 def figures(answer: Answer, choice: Choice, cost: Cost) -> Table:
     from rich.table import Table
 
-    step = choice.step
-    assert step is not None
     table = Table(box=None, pad_edge=False, show_header=False)
-    pace = speed(step.tokens_per_s, step.seconds)
-    if step.mfu is not None:
-        pace += ", " + _("{mfu:.0%} of the card's peak (MFU)").format(mfu=step.mfu)
-    table.add_row(_("speed"), pace)
-    rates = answer.question.rates
-    assert rates is not None
-    measured = answer.target.measured
-    source = _("the card's figures")
-    if measured is not None:
-        source = _("onecard bench of {date}").format(date=measured.date)
-    source = _("from {source}").format(source=source)
-    table.add_row("", f"[dim]{source}; {expected(rates)}[/dim]")
-    if step.mfu is not None and step.mfu > 1:
-        # As everywhere, or MFUs could not be compared; the time is that of the work that is done.
-        told = _("MFU counts all of attention's matrix; the half above the diagonal is not computed")
-        table.add_row("", f"[dim]{told}[/dim]")
-    finish = cost.finish(answer.now)
-    said, done = _("{time} for {steps:,} steps, {tokens} tokens"), answer.options.steps_done
-    if done:
-        said = _("{time} for the {left:,} steps that are left of {steps:,}, {tokens} tokens")
-    steps = answer.config.max_iters
-    told = said.format(
-        time=duration(cost.seconds), steps=steps, left=max(steps - done, 0),
-        tokens=count(max(steps - done, 0) * answer.config.tokens_per_step),
-    )  # fmt: skip
-    when = ", " + _("done {when} if begun now").format(when=_when(finish)) if finish else ""
-    table.add_row(_("time"), told + when)
-    beside = []
-    if choice.setting.compile:
-        beside.append(_("the first step compiles: about {time}").format(time=duration(cost.first_step_s)))
-    if cost.evaluation_share > TELLING:
-        beside.append(_("evaluations take {time} of it").format(time=duration(cost.evaluation_s)))
-    if beside:
-        table.add_row("", f"[dim]{'; '.join(beside)}[/dim]")
-    for name, text in (*_loss_rows(answer), *_data_rows(answer)):
+    rows = [*_speed_rows(choice), *_time_rows(answer, choice, cost), *_loss_rows(answer)]
+    for name, text in [*rows, *_data_rows(answer), *_cost_rows(answer, cost), _disk_row(answer, choice)]:
         table.add_row(name, text)
-    if cost.amount is None:
-        table.add_row(_("energy"), _("not known without the card's power: --watts W"))
-    else:
-        assert cost.card_kwh is not None and cost.pc_kwh is not None
-        beside_card = answer.options.idle_watts_beside(answer.target.card)
-        table.add_row(_("energy"), energy(cost.card_kwh, cost.pc_kwh, beside_card))
-        table.add_row(
-            _("cost"),
-            _("{amount:,.2f} {currency} at {price} {currency} a kWh").format(
-                amount=cost.amount, currency=plain(cost.currency), price=price_text(answer.options.price)
-            ),
-        )
-    each = answer.checkpoint(choice)
-    on_disk = _("{each} a checkpoint, up to {n} at once: {all}").format(
-        each=file_size(each), n=CHECKPOINTS_AT_ONCE, all=file_size(CHECKPOINTS_AT_ONCE * each)
-    )
-    if answer.data_tokens is None:
-        data = _("{data} of tokens, if none comes twice").format(data=file_size(answer.data_bytes))
-        on_disk += f"; {data}"
-    table.add_row(_("disk"), on_disk)
     return table
 
 
+def _speed_rows(choice: Choice) -> list[tuple[str, str]]:
+    step = choice.step
+    assert step is not None
+    pace = speed(step.tokens_per_s, step.seconds)
+    pace += ", " + _("{n:.1f} effective TFLOPS").format(n=choice.tflops)
+    if step.mfu is not None:
+        pace += ", " + _("MFU {mfu:.0%}").format(mfu=step.mfu)
+    rows = [(_("speed"), pace)]
+    if step.mfu is not None and step.mfu > 1:
+        # As everywhere, or MFUs could not be compared; the time is that of the work that is done.
+        text = _("MFU counts all of attention's matrix; the half above the diagonal is not computed")
+        rows.append(("", f"[dim]{text}[/dim]"))
+    return rows
+
+
+def _time_rows(answer: Answer, choice: Choice, cost: Cost) -> list[tuple[str, str]]:
+    done, steps = answer.options.steps_done, answer.config.max_iters
+    left = max(steps - done, 0)
+    text = _("{time} for {steps:,} steps, {tokens} tokens")
+    if done:
+        text = _("{time} for the {left:,} steps that are left of {steps:,}, {tokens} tokens")
+    text = text.format(
+        time=duration(cost.seconds),
+        steps=steps,
+        left=left,
+        tokens=count(left * answer.config.tokens_per_step),
+    )
+    if finish := cost.finish(answer.now):
+        form = "%Y-%m-%d %H:%M" if cost.days < 2 else "%Y-%m-%d"
+        text += ", " + _("done {when} if begun now").format(when=finish.strftime(form))
+    parts = []
+    if choice.setting.compile and cost.first_step_s > NOTABLE * cost.seconds:
+        parts.append(_("the first step compiles: about {time}").format(time=duration(cost.first_step_s)))
+    if cost.evaluation_share > NOTABLE:
+        parts.append(_("evaluations take {time} of it").format(time=duration(cost.evaluation_s)))
+    rows = [(_("time"), text)]
+    return [*rows, ("", f"[dim]{'; '.join(parts)}[/dim]")] if parts else rows
+
+
 def _loss_rows(answer: Answer) -> list[tuple[str, str]]:
-    """Of bits per byte also where they come from: nanochat's published ones are of other text."""
+    """Of bits per byte also GPT-2's, of the same text: nanochat's published ones are of easier text."""
     loss = answer.loss
     if loss is None:
         return []
     if loss.unit == NATS:
-        told = _("{low:.2f} to {high:.2f} nats a token expected on web text, at the end of the run")
-        return [(_("loss"), told.format(low=loss.low, high=loss.high))]
-    told = _("{low:.2f} to {high:.2f} bits per byte expected on FineWeb, at the end of the run")
-    source = [_("from published runs of GPT-2 on FineWeb")]
-    if answer.question.shape.arch != "gpt2":
-        low, high = token_worth(answer.config.max_iters * answer.config.tokens_per_step)
-        worth = _("a token of nanochat counted as {low:.1f} to {high:.1f} of GPT-2's")
-        source.append(worth.format(low=low, high=high))
-        easier = _("on ClimbMix, an easier text, nanochat's d12 had {n:.2f} after {tokens} tokens")
-        source.append(easier.format(n=_CLIMBMIX[0], tokens=count(_CLIMBMIX[1])))
-    return [(_("loss"), told.format(low=loss.low, high=loss.high)), ("", f"[dim]{'; '.join(source)}[/dim]")]
+        text = _("{low:.2f} to {high:.2f} nats a token on web text, at the end of the run")
+        return [(_("loss"), text.format(low=loss.low, high=loss.high))]
+    text = _("{low:.2f} to {high:.2f} bits per byte on FineWeb, at the end of the run")
+    others = _("GPT-2's there: {values}").format(values=gpt2_bits())
+    return [(_("loss"), text.format(low=loss.low, high=loss.high)), ("", f"[dim]{others}[/dim]")]
+
+
+def gpt2_bits() -> str:
+    """OpenAI's smallest and largest GPT-2 as they were measured on FineWeb, in bits per byte."""
+    rows = [r for r in all_references() if r.model.startswith("OpenAI GPT-2") and r.data == "FineWeb"]
+    parts = []
+    for row in (rows[0], rows[-1]):
+        loss = in_bits_per_byte(LossRange(row.loss, row.loss, row.loss, "", False))
+        parts.append(f"{span(loss.low, loss.high, '.2f')} ({count(row.parameters)})")
+    return ", ".join(parts)
 
 
 def _data_rows(answer: Answer) -> list[tuple[str, str]]:
-    """Where it is there: how often the run reads it."""
+    """How often the run reads its data, where that is there; else how much there has to be."""
     if answer.data_tokens is None or answer.passes is None:
-        return []
-    told = _("{tokens} tokens in {folder}, read {n} times").format(
+        text = _("{size} of training data ({tokens} tokens, each read once)")
+        return [(_("data"), text.format(size=file_size(answer.data_bytes), tokens=count(answer.tokens)))]
+    text = _("{tokens} tokens in {folder}, read {n} times").format(
         tokens=count(answer.data_tokens),
         folder=plain(str(data_dir(answer.config.dataset))),
         n=number(answer.passes, ".1f"),
     )
-    rows = [(_("data"), told)]
+    rows = [(_("data"), text)]
     if (note := repetition_note(answer.tokens, answer.data_tokens)) is not None:
         rows.append(("", f"[dim]{note}[/dim]"))
     return rows
 
 
-def _when(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M")
+def _cost_rows(answer: Answer, cost: Cost) -> list[tuple[str, str]]:
+    prices = answer.options.prices(answer.target.card)
+    if cost.amount is None:
+        return [(_("energy"), _("not known without the card's power: --watts W"))]
+    assert cost.card_kwh is not None and cost.pc_kwh is not None
+    text = _("{amount} {currency} at {price} {currency} a kWh").format(
+        amount=amount(cost), currency=plain(cost.currency),
+        price=" – ".join(sorted({price_text(prices.low), price_text(prices.high)})),
+    )  # fmt: skip
+    return [(_("energy"), energy(cost.card_kwh, cost.pc_kwh, prices.idle_watts)), (_("cost"), text)]
 
 
-def show_comparison(answer: Answer, console: Console) -> None:
-    rows = []
-    for name, choice in answer.alternatives():
-        cost = answer.cost(choice) if choice.fits else None
-        note = "" if choice.fits else _("does not fit: {what}").format(what=shortage(choice))
-        if choice.fits and answer.choice is not None and choice.setting == answer.choice.setting:
-            note = _("chosen")
-        figures = (
-            str(choice.setting.micro_batch), number(choice.tokens_per_s, ",.0f") if cost else "-",
-            duration(cost.seconds) if cost else "-", number(choice.bill.process / GIB, ".2f"),
-            number(choice.host_bytes / GIB, ".1f") if choice.bill.host else "",
-            kwh_cell(cost.pc_kwh) if cost and cost.pc_kwh is not None else "-",
-            number(cost.amount, ",.2f") if cost and cost.amount is not None else "-",
-        )  # fmt: skip
-        rows.append(Row(way_name(name), figures, note, "" if choice.fits else "dim"))
-    headings = [
-        _("micro-batch"),
-        _("tokens/s"),
-        _("time"),
-        "GiB",
-        _("host GiB"),
-        "kWh",
-        answer.options.currency,
-    ]
-    print_rows(console, _("Ways to run it"), _("way"), headings, rows, _("notes"))
-    if answer.target.host is None and any(choice.bill.host for _name, choice in answer.alternatives()):
-        told = _("host GiB: whether the PC has as much was not looked at (--host-ram GIB)")
-        console.print(f"[dim]{told}[/dim]", highlight=False)
+def amount(cost: Cost, form: str = ",.2f") -> str:
+    """Money; a range where the price is one."""
+    assert cost.amount is not None and cost.amount_high is not None
+    return span(cost.amount, cost.amount_high, form)
 
 
-def show_stages(answer: Answer, console: Console) -> None:
-    rows = []
-    before: Choice | None = None
-    for name, choice in answer.stages():
-        gain = choice.tokens_per_s / before.tokens_per_s - 1 if before and before.tokens_per_s else None
-        figures = (
-            number(choice.bill.process / GIB, ".2f"),
-            number(choice.tokens_per_s, ",.0f") if choice.step else "-",
-            "" if gain is None else number(gain, "+.0%"),
-        )  # fmt: skip
-        rows.append(Row(way_name(name), figures, choice.told))
-        before = choice
-    title = _("Back to speed, one step after the other")
-    print_rows(console, title, _("turn on"), ["GiB", _("tokens/s"), _("gain")], rows, _("flags"))
+def span(low: float, high: float, form: str) -> str:
+    texts = number(low, form), number(high, form)
+    return texts[0] if texts[0] == texts[1] else " – ".join(texts)
+
+
+def _disk_row(answer: Answer, choice: Choice) -> tuple[str, str]:
+    each = answer.checkpoint(choice)
+    text = _("{each} a checkpoint, up to {n} at once: {all}")
+    whole = file_size(CHECKPOINTS_AT_ONCE * each)
+    return _("disk"), text.format(each=file_size(each), n=CHECKPOINTS_AT_ONCE, all=whole)

@@ -4,7 +4,7 @@
                  its bytes over the bandwidth; a few microseconds to begin and end
     attention    4·width·pairs FLOPs forward, 2.5 times that backward, pairs counted behind the causal mask
     the rest     bytes over bandwidth: norms, activations, residuals; the loss; the update
-    the host     handing out kernels (plan/host.py): what is faster handed out than computed costs nothing
+    launches     of kernels by the CPU (plan/host.py): they cost nothing where they are faster than the card
     the bus      what is offloaded, while the card computes
 
 Bytes per value of `the rest` and the efficiencies are fitted to measured runs (plan/rates.py).
@@ -20,23 +20,23 @@ from onecard.arch.layout import SIZES, Setting, per_element
 from onecard.arch.parameters import Parameter, groups_of, parameters_of
 from onecard.arch.records import RECORDS
 from onecard.arch.shapes import Nanochat2026Shape, Shape
-from onecard.plan.host import handing_out, is_recorded, micro_batch_operations, update_by_group
+from onecard.plan.host import is_captured, launch_seconds, micro_batch_operations, update_launches
 from onecard.plan.rates import Rates
 
 # Of the bytes that a layer moves, by recompute.
 _REST_AGAIN = {"none": 1.0, "mlp": 1.08, "block": 1.30}
 # Small kernels on strided inputs do not reach the bandwidth of a long copy.
 _UNCOMPILED_SHARE = 1 / 1.85
-_ROUNDED = 267.0  # bytes per weight: bf16 totals, rounded at random without the compiler
+_ROUNDED = 267.0  # bytes per weight: bf16 accumulators, rounded at random without the compiler
 _LOGITS = 8.0  # bytes moved per logit besides the matmuls'
 _EMBEDDING = 20.0
 _WIDE_RESIDUAL = 1.5  # fp16, compiled: its residual stream is fp32
-_IN_THE_WAY = 0.15  # of what travels in one direction holds up what travels in the other
+_CONTENTION = 0.15  # of what goes in one direction holds up what goes in the other
 # What a small kernel takes of the time that a matmul takes to begin and end: small ones follow each other
 # closely.
 _SMALL = 0.35
-# A recorded graph's kernels begin and end in so much of the time that they take one by one.
-_RECORDED = 0.62
+# Kernels of a CUDA graph begin and end in so much of the time that they take one by one.
+_CAPTURED = 0.62
 _ORTHOGONALISING = 0.9  # of the matmul rate: Muon's products
 _FORWARD_SHARE = 0.30  # of a micro-batch: what an evaluation costs
 
@@ -49,7 +49,7 @@ class StepTime:
     attention: float
     rest: float
     loss: float
-    waiting: float  # for the host or the bus
+    waiting: float  # for launches or the bus
     update: float
     micro: float  # one micro-batch, all in all
     tokens: int
@@ -85,39 +85,33 @@ class StepTime:
 
 
 def step_time(
-    shape: Shape,
-    setting: Setting,
-    dtype: str,
-    rates: Rates,
-    sequences: int,
-    *,
-    by_muon: bool = False,
+    shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int, *, by_muon: bool = False
 ) -> StepTime:
     """One step of `sequences` sequences in micro-batches of the setting's size, the last one smaller."""
     whole, rest = divmod(sequences, setting.micro_batch)
     micro = _micro_batch(shape, setting, dtype, rates, setting.micro_batch)
-    recorded = is_recorded(shape, setting, rates.launch, sum(micro))
-    closely = replace(rates, kernel=_RECORDED * rates.kernel) if recorded else rates
-    if recorded:
+    captured = is_captured(shape, setting, rates.launch, sum(micro))
+    closely = replace(rates, kernel=_CAPTURED * rates.kernel) if captured else rates
+    if captured:
         micro = _micro_batch(shape, setting, dtype, closely, setting.micro_batch)
     parts = [whole * part for part in micro]
     if rest:
         last = _micro_batch(shape, setting, dtype, closely, rest)
         parts = [a + b for a, b in zip(parts, last, strict=True)]
-    # The host runs ahead of the card where it can.
-    handing = handing_out(shape, setting, rates.launch, recorded=recorded)
-    host = (whole + bool(rest)) * handing
+    # The CPU runs ahead of the card where it can.
+    launches = launch_seconds(shape, setting, rates.launch, captured=captured)
+    host = (whole + bool(rest)) * launches
     done = max(host, sum(parts))
     if dtype == "float16":
         host = done  # before the update it waits for the gradients: are they finite?
     groups = _update(shape, setting, dtype, rates, by_muon)
     update = sum(groups)
-    for group, handed in zip(groups, update_by_group(shape, setting, by_muon=by_muon), strict=True):
-        host += handed.launches * rates.launch
+    for group, of_group in zip(groups, update_launches(shape, setting, by_muon=by_muon), strict=True):
+        host += of_group.cost * rates.launch
         done = max(done + group, host)
     parts[-1] += max(0.0, done - sum(parts) - update)
     tokens = sequences * shape.block_size
-    one = max(sum(micro), handing)
+    one = max(sum(micro), launches)
     return StepTime.of(parts, update, one, tokens, shape.flops_per_token, rates.peak)
 
 
@@ -126,13 +120,15 @@ def _matmul(rates: Rates, m: int, n: int, k: int, size: int) -> float:
     return max(2 * m * n * k / rate, size * (m * k + k * n + m * n) / rates.bandwidth) + rates.kernel
 
 
-def _weight_gradient(rates: Rates, rows: int, columns: int, tokens: int, size: int, beside: float) -> float:
-    """Added to a total by the matmul itself: `beside` bytes of it are read and written."""
+def _weight_gradient(
+    rates: Rates, rows: int, columns: int, tokens: int, size: int, moved_too: float
+) -> float:
+    """Seconds of a product that is added to an accumulator: `moved_too` bytes of it are read and written."""
     narrow = min(rows, columns)
     rate = rates.matmul * narrow / (narrow + rates.narrow)
     moved = size * tokens * (rows + columns)
     product = max(2 * rows * columns * tokens / rate, moved / rates.bandwidth)
-    return product + beside * rows * columns / rates.bandwidth + rates.kernel
+    return product + moved_too * rows * columns / rates.bandwidth + rates.kernel
 
 
 def _micro_batch(
@@ -159,7 +155,7 @@ def micro_batch_parts(
 ) -> tuple[float, float, float, float]:  # fmt: skip
     """Seconds of matmuls, attention, the rest and the loss on the card."""
     size, width, tokens = SIZES[dtype], shape.n_embd, sequences * shape.block_size
-    # bf16 totals: the product in fp32 is written, read, and rounded into them.
+    # bf16 accumulators: the product in fp32 is written, read, and rounded into them.
     low = setting.master_weights == "bf16" and setting.offload != "gradients"
     total_bytes = 8.0
     if low:
@@ -176,7 +172,7 @@ def micro_batch_parts(
     elements = tokens * width * shape.n_layer
     rest = (rest_bytes * elements + _EMBEDDING * tokens * width) / rates.bandwidth
     rest += _small_kernels(shape, setting) * _SMALL * rates.kernel
-    # The head's total is read and written once for every chunk of rows.
+    # The head's accumulator is read and written once for every chunk of rows.
     chunks, last = divmod(tokens, setting.loss_chunk)
     loss = chunks * _chunk(rates, shape, setting.loss_chunk, size)
     loss += _chunk(rates, shape, last, size) if last else 0.0
@@ -202,7 +198,7 @@ def _pairs(shape: Shape, window: int) -> float:
 
 
 def _bus(shape: Shape, setting: Setting, rates: Rates) -> float:
-    """Gradient totals travel with every micro-batch, both ways at once, during the backward pass."""
+    """Seconds of the bus: gradient accumulators are streamed with every micro-batch, both ways at once."""
     if setting.offload != "gradients":
         return 0.0
     layers = sum(p.place for p in parameters_of(shape) if p.kind == "layers")
@@ -212,7 +208,7 @@ def _bus(shape: Shape, setting: Setting, rates: Rates) -> float:
 def _travel(to_card: float, to_host: float, rates: Rates) -> float:
     """Seconds of so many bytes, both ways at once."""
     there, back = to_card / rates.to_card, to_host / rates.to_host
-    return max(there, back) + _IN_THE_WAY * min(there, back)
+    return max(there, back) + _CONTENTION * min(there, back)
 
 
 def _small_kernels(shape: Shape, setting: Setting) -> float:
@@ -225,17 +221,17 @@ def _small_kernels(shape: Shape, setting: Setting) -> float:
 def _update(shape: Shape, setting: Setting, dtype: str, rates: Rates, by_muon: bool) -> list[float]:
     """Seconds of the card for each group of parameters: computing, or waiting for the bus."""
     found = []
-    handed = update_by_group(shape, setting, by_muon=by_muon)
-    for members, what in zip(groups_of(shape), handed, strict=True):
+    launches = update_launches(shape, setting, by_muon=by_muon)
+    for members, what in zip(groups_of(shape), launches, strict=True):
         kind, size = members[0].kind, sum(p.place for p in members)
         each = per_element(kind, setting, dtype, by_muon=by_muon)
-        # Totals are read for the norm, scaled, read and cleared; the rest is read and written.
-        moved = size * (5 * each.total + 2 * (each.master + each.states) + each.working)
+        # Accumulators are read for the norm, scaled, read and cleared; the rest is read and written.
+        moved = size * (5 * each.accumulator + 2 * (each.master + each.states) + each.working)
         seconds = moved / rates.bandwidth + what.operations * _SMALL * rates.kernel
         if by_muon and kind == "layers":
             seconds += sum(map(_orthogonalising, members)) / (_ORTHOGONALISING * rates.matmul)
         if each.on_host:
-            travel = _travel(size * each.at_home, size * (each.master + each.states), rates)
+            travel = _travel(size * each.offloaded, size * (each.master + each.states), rates)
             seconds = max(seconds, travel)
         found.append(seconds)
     return found

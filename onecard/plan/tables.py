@@ -1,148 +1,265 @@
-"""Tables that a terminal of 80 columns shows whole.
-
-A table that is too wide loses letters and figures if it is squeezed. Here first its headings are broken and
-its notes continued below themselves; where that is not enough, a row's figures come on a line below its name.
-"""
+"""Plan's longer answers for people: memory line by line, other settings, stages, the largest models."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from onecard.errors import UserError
+from onecard.language import N_, _, number
+from onecard.plan.amounts import count, duration, gib, kwh_cell
+from onecard.plan.answer import Answer, comparable
+from onecard.plan.bill import host_process
+from onecard.plan.largest import MOST_PASSES, USUAL_HOST_RAM, Candidate, Largest, Size, flags_of
+from onecard.plan.lines import GIB, Line
+from onecard.plan.machine import Target
+from onecard.plan.scaling import BITS
+from onecard.plan.search import Choice, kind
+from onecard.plan.show import NOTABLE, amount, little_to_spare, plain, shortage, speed_unknown
+from onecard.terminal import Row, print_rows, terms_together
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_GAP = "  "
-_LEAST_FOR_NOTES = 24
-_TOGETHER = "\N{NO-BREAK SPACE}"
+_WIDTH = 60  # of the bar
+_COLOURS = ("cyan", "blue", "magenta", "yellow", "green", "red", "white", "bright_black")
+# Lines that belong together in the bar, by what their names begin with.
+_GROUPS = (
+    (N_("weights"), ("weights",)),
+    (N_("gradients"), ("gradients", "a matrix's gradient")),
+    (N_("optimizer"), ("optimizer", "Muon", "buffers streamed", "the update", "zeros")),
+    (
+        N_("activations"),
+        ("kept", "gradient", "a layer", "attention", "last hidden", "tokens", "rotary", "keys", "reading"),
+    ),
+    (N_("logits"), ("a chunk", "logits")),
+    (N_("libraries"), ("matmul", "a buffer", "allocator", "CUDA", "the CUDA")),
+)
+# Parts of names that search.py makes.
+_SETTINGS = (
+    N_("exact"), N_("low-bit"), N_("recompute mlp"), N_("recompute block"), N_("nothing computed twice"),
+    N_("offload optimizer"), N_("offload gradients"), N_("nothing offloaded"), N_("start"), N_("compile"),
+    N_("the rest"),
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str
-    figures: tuple[str, ...]
-    note: str = ""
-    style: str = ""
+def setting_name(name: str) -> str:
+    """The name of a setting or a stage, part by part: "exact, recompute block", "micro-batch 12"."""
+    return ", ".join(_part(part) for part in name.split(", "))
 
 
-def print_rows(
-    console: Console, title: str, names: str, headings: Sequence[str], rows: Sequence[Row], notes: str = ""
-) -> None:
-    """`names` and `notes` are the headings of the first column and the last."""
+def _part(part: str) -> str:
+    words, _space, figure = part.rpartition(" ")
+    if words == "micro-batch":
+        return _("micro-batch {n}").format(n=figure)
+    if words == "loss chunk":
+        return _("loss chunk {n}").format(n=number(int(figure.replace(",", "")), ","))
+    return _(part)
+
+
+def pace(choice: Choice) -> str:
+    return number(choice.tokens_per_s, ",.0f") if choice.step else "-"
+
+
+def host_cell(choice: Choice) -> str:
+    return gib(choice.host_bytes, 1) if choice.bill.host else ""
+
+
+def show_memory(choice: Choice, console: Console, *, formulas: bool) -> None:
+    bill = choice.bill
+    rows = [
+        Row(_(line.name), (gib(line.bytes, 3),), terms_together(line.formula) if formulas else "")
+        for line in bill.all_lines()
+        if line.bytes >= (2**20 if formulas else GIB / 1000)
+    ]
+    rows.append(Row(_("the card must have free"), (gib(bill.process, 3),), style="bold"))
+    if bill.host:
+        rows += [Row("", ("",)), Row(_("offloaded from the card"), (gib(bill.host, 3),))]
+        rows += [
+            Row(_(line.name), (gib(line.bytes, 3),), line.formula if formulas else "")
+            for line in (bill.building, bill.resuming, host_process())
+        ]
+        rows.append(Row(_("and of host memory"), (gib(choice.host_bytes, 3),), style="bold"))
+    title = _("Predicted peak memory ({moment})").format(moment=_(bill.worst.name))
+    console.print()
+    print_rows(console, title, _("what"), ["GiB"], rows, _("formula") if formulas else "")
+
+
+def bar(choice: Choice, target: Target) -> tuple[Text, list[Text]]:
+    """The card as a strip, coloured by what fills it, and what the colours mean."""
     from rich.text import Text
 
-    if title:
-        console.print(Text(title, style="bold"))
-    for text, style in lines_of(console.width, names, headings, rows, notes):
-        shown = Text(text.replace(_TOGETHER, " ").rstrip(), style=style)
-        console.print(shown, no_wrap=True, overflow="ignore", crop=False)
+    text, legend = Text(), []
+
+    def explain(mark: str, style: str, name: str, size: int) -> None:
+        legend.append(Text().append(f" {mark} ", style=style).append(f"{name} {gib(size)}"))
+
+    capacity = target.capacity
+    scale = max(capacity, choice.bill.process)
+    used = 0
+    for place, (name, members) in enumerate(grouped(choice.bill.all_lines())):
+        size = sum(line.bytes for line in members)
+        first, used = used, used + size
+        cells = round(used / scale * _WIDTH) - round(first / scale * _WIDTH)
+        colour = _COLOURS[place % len(_COLOURS)]
+        text.append("█" * cells, style=colour)
+        explain("■", colour, _(name), size)
+    over, others = choice.bill.process > target.allowed, capacity - target.allowed
+    if others > GIB / 20:
+        used += others
+        text.append("▒" * (min(_WIDTH, round(used / scale * _WIDTH)) - len(text)), style="bright_black")
+        explain("▒", "bright_black", _("for others"), others)
+    if over:
+        text.append(" " + _("over"), style="red")
+    else:
+        text.append("░" * (_WIDTH - len(text)), style="bright_black")
+        text.append(" " + _("{n:.2f} GiB free").format(n=(capacity - used) / GIB))
+        explain("░", "bright_black", _("free"), capacity - used)
+    return text, legend
 
 
-def lines_of(
-    width: int, names: str, headings: Sequence[str], rows: Sequence[Row], notes: str = ""
-) -> list[tuple[str, str]]:
-    """The lines with their styles: one a row where that fits, else as little more as possible."""
-    cells = [[row.figures[n] for row in rows] for n in range(len(headings))]
-    plain = [max(map(_wide, [name, *column])) for name, column in zip(headings, cells, strict=True)]
-    broken = [max(map(_wide, [*name.split(), *column])) for name, column in zip(headings, cells, strict=True)]
-    first = max(map(_wide, [names, *(row.name for row in rows)]))
-    noted = max(map(_wide, [notes, *(row.note for row in rows)]))
-    for widths in (plain, broken):
-        left = width - first - _spread(widths)
-        room = left - len(_GAP) if noted else 0
-        if left >= 0 and (room >= noted or (widths is broken and room >= _for_notes(rows))):
-            return list(_table(names, headings, rows, notes, first, widths, min(noted, room)))
-    return list(_by_twos(width, headings, rows, plain if _spread(plain) <= width else broken))
+def grouped(lines: tuple[Line, ...]) -> list[tuple[str, list[Line]]]:
+    left = list(lines)
+    found = []
+    for name, beginnings in _GROUPS:
+        members = [line for line in left if line.name.startswith(beginnings)]
+        left = [line for line in left if line not in members]
+        if members:
+            found.append((name, members))
+    assert not left, f"no group for {left}"
+    return found
 
 
-def _spread(widths: list[int]) -> int:
-    return sum(len(_GAP) + each for each in widths)
+def show_comparison(answer: Answer, console: Console) -> None:
+    rows = []
+    for name, choice in answer.alternatives():
+        cost = answer.cost(choice) if choice.fits else None
+        note = "" if choice.fits else _("does not fit: {what}").format(what=shortage(choice))
+        if choice.fits and answer.choice is not None and choice.setting == answer.choice.setting:
+            note = _("chosen")
+        figures = (
+            str(choice.setting.micro_batch), pace(choice) if cost else "-",
+            duration(cost.seconds) if cost else "-", gib(choice.bill.process), host_cell(choice),
+            kwh_cell(cost.pc_kwh) if cost and cost.pc_kwh is not None else "-",
+            amount(cost) if cost and cost.amount is not None else "-",
+        )  # fmt: skip
+        rows.append(Row(setting_name(name), figures, note, "" if choice.fits else "dim"))
+    headings = [_("micro-batch"), _("tokens/s"), _("time"), "GiB", _("host GiB"), "kWh",
+                answer.options.currency]  # fmt: skip
+    console.print()
+    print_rows(console, _("Settings, predicted"), _("setting"), headings, rows, _("notes"))
+    if answer.target.host is None and any(choice.bill.host for _name, choice in answer.alternatives()):
+        text = _("host GiB: your RAM was not checked; give it with --host-ram 32")
+        console.print(f"[dim]{text}[/dim]", highlight=False)
 
 
-def _for_notes(rows: Sequence[Row]) -> int:
-    """What a column of notes needs to be read: their longest word, and not one word a line."""
-    return max(_LEAST_FOR_NOTES, *(_wide(word) for row in rows for word in row.note.split()))
+def show_stages(answer: Answer, console: Console) -> None:
+    rows = []
+    before: Choice | None = None
+    for name, choice in answer.stages():
+        gain = choice.tokens_per_s / before.tokens_per_s - 1 if before and before.tokens_per_s else None
+        figures = (gib(choice.bill.process), pace(choice), "" if gain is None else number(gain, "+.0%"))
+        rows.append(Row(setting_name(name), figures, choice.described))
+        before = choice
+    title = _("Back to speed, one step after the other (predicted)")
+    console.print()
+    print_rows(console, title, _("turn on"), ["GiB", _("tokens/s"), _("gain")], rows, _("flags"))
 
 
-def _table(
-    names: str,
-    headings: Sequence[str],
-    rows: Sequence[Row],
-    notes: str,
-    first: int,
-    widths: list[int],
-    room: int,
-) -> Iterator[tuple[str, str]]:
-    for at, line in enumerate(lines := _headings(headings, widths)):
-        last = at == len(lines) - 1
-        yield _padded(names if last else "", first) + line + (_GAP + notes if last else ""), "bold"
-    for row in rows:
-        note = _wrapped(row.note, room)
-        yield _padded(row.name, first) + _figures(row.figures, widths) + _GAP + note[0], row.style
-        indent = " " * (first + _spread(widths)) + _GAP
-        yield from ((indent + more, row.style) for more in note[1:])
+# --- other models -------------------------------------------------------------------------------------
 
 
-def _by_twos(
-    width: int, headings: Sequence[str], rows: Sequence[Row], widths: list[int]
-) -> Iterator[tuple[str, str]]:
-    for line in _headings(headings, widths):
-        yield line, "bold"
-    for row in rows:
-        whole = row.name + (f" · {row.note}" if row.note else "")
-        yield from ((text, row.style) for text in _wrapped(whole, width))
-        yield _figures(row.figures, widths), row.style
-
-
-def _headings(headings: Sequence[str], widths: list[int]) -> list[str]:
-    """Broken to the widths of their columns, and level at the bottom."""
-    parts = [_wrapped(heading, each) for heading, each in zip(headings, widths, strict=True)]
-    deep = max(map(len, parts), default=1)
-    level = [[""] * (deep - len(part)) + part for part in parts]
-    return [_figures([part[n] for part in level], widths) for n in range(deep)]
-
-
-def _figures(figures: Sequence[str], widths: list[int]) -> str:
-    return "".join(
-        _GAP + " " * (each - _wide(text)) + text for text, each in zip(figures, widths, strict=True)
+def show_largest(answer: Answer, found: Largest, console: Console) -> None:
+    target = answer.target
+    if not found.largest:
+        raise UserError(
+            _("not even the smallest model fits into {n:.2f} GiB").format(n=target.allowed / GIB), exit_code=1
+        )
+    host = _("your RAM was not checked; give it with --host-ram 32")
+    if target.host is not None:
+        host = _("{n:.0f} GiB of host memory").format(n=target.host / GIB)
+        if found.host_is_assumed:
+            host = _("with {n:.0f} GiB of host memory; --host-ram says otherwise").format(n=USUAL_HOST_RAM)
+        elif target.host_kept:
+            host += ", " + _("besides {n:.0f} that are left to the system").format(n=target.host_kept / GIB)
+    console.print(
+        f"[bold]{plain(target.card.name)}[/bold], {gib(target.allowed)} GiB; {host}", highlight=False
     )
+    tightest = max(size.choice.bill.process for size in (*found.largest, *found.longest))
+    for text in filter(None, (little_to_spare(answer, tightest), _text_limit(answer, found))):
+        console.print(text, highlight=False)
+    console.print()
+    _show_sizes(console, _("The largest model"), found.largest)
+    if found.longest:
+        grows = answer.question.shape.arch == "gpt2"
+        note = _("The position embeddings grow with the block, and so do the parameters.") if grows else ""
+        _show_sizes(console, _("The longest block of this model"), found.longest, note)
+    _show_best(answer, found, console)
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    """What is better kept together is broken only where it would not fit a line at all."""
-    for each in (text, text.replace(_TOGETHER, " ")):
-        lines = textwrap.wrap(each, max(1, width), break_long_words=False, break_on_hyphens=False)
-        if all(_wide(line) <= width for line in lines):
-            break
-    return lines or [""]
+def _text_limit(answer: Answer, found: Largest) -> str:
+    """Where the text, not the card, is what limits the model."""
+    if found.text_limit is None or answer.data_tokens is None:
+        return ""
+    text = _(
+        "The text is the limit, not the card: its {tokens} tokens, read {n} times, are enough for "
+        "{parameters} parameters. Larger models only learn it by heart; prepare more text."
+    )
+    return text.format(tokens=count(answer.data_tokens), n=MOST_PASSES, parameters=count(found.text_limit))
 
 
-def _padded(text: str, width: int) -> str:
-    return text + " " * (width - _wide(text))
+def _show_best(answer: Answer, found: Largest, console: Console) -> None:
+    """The best models of a time, or why there are none."""
+    time, question = duration(found.seconds), answer.question
+    if not found.candidates:
+        if question.rates is None:
+            text = speed_unknown(answer)
+        elif not comparable(question.shape.vocab_size):
+            text = _("Which model is best is not known: there are no losses with a vocabulary of {n:,}.")
+            text = text.format(n=question.shape.vocab_size)
+        else:
+            text = _("Not one step of any model is done within {time}.").format(time=time)
+        return console.print(text, highlight=False)
+    first = found.candidates[0]
+    title = _("The best model for {time}, by expected loss (nats a token, FineWeb)")
+    if first.loss.unit == BITS:
+        title = _("The best model for {time}, by expected loss (bits per byte, FineWeb)")
+    headings = [_("parameters"), _("layers × width"), _("tokens"), _("tokens/s"), _("loss"), "GiB",
+                _("host GiB")]  # fmt: skip
+    rows = [_row_of(candidate) for candidate in found.candidates]
+    print_rows(console, title.format(time=time), _("setting"), headings, rows, _("flags"))
+    if first.evaluation_s > NOTABLE * found.seconds:
+        share = _("evaluations take {time} of it").format(time=duration(first.evaluation_s))
+        console.print(f"[dim]{share}[/dim]", highlight=False)
+    console.print(f"[dim]{first.loss.basis}[/dim]")
+    if first.not_distinguishable:
+        console.print(_("The first rows cannot be distinguished: the smaller one is cheaper to use."))
+    return None
 
 
-def _wide(text: str) -> int:
-    from rich.cells import cell_len
+def _row_of(candidate: Candidate) -> Row:
+    choice, loss = candidate.choice, candidate.loss
+    shape = choice.question.shape
+    figures = (
+        count(shape.parameters), f"{shape.n_layer} × {shape.n_embd}", count(candidate.tokens), pace(choice),
+        number(loss.low, ".2f") + " – " + number(loss.high, ".2f"), gib(choice.bill.process),
+        host_cell(choice),
+    )  # fmt: skip
+    return Row(setting_name(kind(choice.setting)), figures, candidate.flags)
 
-    return cell_len(text)
 
-
-def terms_together(formula: str) -> str:
-    """A sum that goes to the next line breaks between its terms, not inside one."""
-    return _TOGETHER.join(formula.split(" ")).replace(f"{_TOGETHER}+{_TOGETHER}", f"{_TOGETHER}+ ")
-
-
-def print_parts(console: Console, parts: Sequence[Text], between: str) -> None:
-    """One line of several parts; where they are too many for it, it breaks between two of them."""
-    from rich.text import Text
-
-    line = Text()
-    for part in parts:
-        if line and line.cell_len + len(between) + part.cell_len > console.width:
-            console.print(line, highlight=False)
-            line = Text()
-        line = line.append(between).append_text(part) if line else part.copy()
-    console.print(line, highlight=False)
+def _show_sizes(console: Console, title: str, sizes: list[Size], note: str = "") -> None:
+    headings = [_("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), _("tokens/s")]
+    rows = []
+    for size in sizes:
+        choice = size.choice
+        shape = choice.question.shape
+        figures = (
+            count(shape.parameters), f"{shape.n_layer} × {shape.n_embd}", number(shape.block_size, ","),
+            gib(choice.bill.process), host_cell(choice), pace(choice),
+        )  # fmt: skip
+        rows.append(Row(_(size.kind), figures, flags_of(choice)))
+    print_rows(console, title, "", headings, rows, _("flags"))
+    if note:
+        console.print(f"[dim]{note}[/dim]", highlight=False)
+    console.print()

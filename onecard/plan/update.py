@@ -1,4 +1,4 @@
-"""What an update takes in passing, beside what stands on the card: temporaries, zeros to try it out on.
+"""What an update takes in passing, besides what is resident: temporaries, zeros to try it out on.
 
 In full precision AdamW's update is one kernel and takes nothing. Muon's makes a few numbers a row, and so
 does low-bit AdamW's where it is compiled; uncompiled, both make copies of what they work on. An update that
@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from onecard.arch.layout import (
     EAGER_PIECE,
-    REHEARSED,
+    WARM_UP_ELEMENTS,
     Setting,
     adamw_temporaries,
     is_low_bit,
@@ -24,13 +24,14 @@ from onecard.arch.layout import (
     muon_temporaries,
     padded,
     per_element,
-)
+)  # fmt: skip
 from onecard.arch.parameters import groups_of
 from onecard.arch.shapes import Shape
+from onecard.language import N_
 from onecard.plan.activations import TRYING_OUT, Moment, buffer_to_clear_with
 from onecard.plan.lines import Line
 
-UPDATE = "update"
+UPDATE = N_("update")
 
 
 def update_moments(
@@ -40,8 +41,10 @@ def update_moments(
     temporaries, zeros = _taken_and_tried(shape, setting, dtype, by_muon)
     if not temporaries:
         return ()
-    passing = Line("the update's temporaries", temporaries, "numbers a row; uncompiled, copies of a matrix")
-    scratch = Line("zeros to try the update out on", zeros, "a matrix, its gradient and its momentum")
+    passing = Line(
+        N_("the update's temporaries"), temporaries, "numbers a row; uncompiled, copies of a matrix"
+    )
+    scratch = Line(N_("zeros to try the update out on"), zeros, "a matrix, its gradient and its momentum")
     if not setting.compile:
         return (Moment(UPDATE, (scratch, passing)),)
     return Moment(UPDATE, (passing,)), Moment(TRYING_OUT, (scratch, passing, buffer_to_clear_with(l2_bytes)))
@@ -67,7 +70,7 @@ def _update_bytes(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> 
     for members in groups_of(shape):
         kind, size = members[0].kind, sum(p.place for p in members)
         each = per_element(kind, setting, dtype, by_muon=by_muon)
-        scratch = each.total + each.master + each.states
+        scratch = each.accumulator + each.master + each.states
         if by_muon and kind == "layers":
             for matrix, count in Counter(p.matrix for p in members).items():
                 together = muon_batch(*matrix, count, setting)
@@ -79,6 +82,6 @@ def _update_bytes(shape: Shape, setting: Setting, dtype: str, by_muon: bool) -> 
         elif kind != "vectors" and is_low_bit(setting):
             taken = adamw_temporaries(size, setting, compiled=compiled)
             temporaries = max(temporaries, taken.on_card)
-            piece = REHEARSED if compiled or setting.offload != "none" else EAGER_PIECE
+            piece = WARM_UP_ELEMENTS if compiled or setting.offload != "none" else EAGER_PIECE
             zeros = max(zeros, int(scratch * min(size, piece)))
     return temporaries, zeros

@@ -144,8 +144,8 @@ def _speed(
     flops_per_s = by_log
     if flops_per_token and tokens_per_s:
         flops_per_s = flops_per_token * tokens_per_s
-        if by_log and (told := disagreement(flops_per_s, by_log, log)):
-            notes.append(told)
+        if by_log and (note := disagreement(flops_per_s, by_log, log)):
+            notes.append(note)
     if tokens_per_s is None:
         notes.append(
             _(
@@ -251,7 +251,7 @@ def _horizon(log: Log, known: Known, tokens_per_step: int | None) -> tuple[int |
         if tokens_per_step is None:
             raise UserError(
                 _("a horizon in tokens needs the tokens of an iteration"),
-                _("the log does not tell them"),
+                _("the log does not have them"),
                 _("add --batch-size, --block-size and --gradient-accumulation-steps, or use --max-iters"),
             )
         last = -(-known.tokens // tokens_per_step)
@@ -299,7 +299,7 @@ def _evaluations(
         taken = Range(0.0, 0.0, min(taken.high, longest))
         text = _(
             "evaluations are in the upper bound alone: one every {n:,} steps is assumed, of {blocks} "
-            "micro-batches of each split, nanoGPT's defaults (--config FILE tells)"
+            "micro-batches of each split, nanoGPT's defaults (--config FILE has the run's own)"
         )
         notes.append(text.format(n=interval, blocks=NANOGPT_BLOCKS))
     elif interval is None and log.evaluations:
@@ -311,7 +311,7 @@ def _evaluations(
             )
         )
     if interval is None:
-        notes.append(_("evaluations are not counted: none is in the log (--config FILE tells of them)"))
+        notes.append(_("evaluations are not counted: none is in the log (--config FILE says when they come)"))
         return 0, nothing
     seen = log.steps[-1].number
     count = max(0, last_step // interval - seen // interval)

@@ -19,13 +19,13 @@ from onecard.files import open_plain
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.language import _, english, ngettext, number
-from onecard.report.beside import beside
 from onecard.report.eta import Eta, Range, estimate
 from onecard.report.known import Known
 from onecard.report.log_patterns import TRAINER
 from onecard.report.log_text import MAX_BYTES, decode
 from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, read_log
 from onecard.report.mfu import percent
+from onecard.report.run_folder import run_folder
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import is_paused
 from onecard.terminal import columns, hanging, say, show, show_json
@@ -38,12 +38,18 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def eta_command(source: str, known: Known, *, config_file: str | None, gpu: str | None, as_json: bool) -> int:
+def eta_command(
+    source: str, known: Known, *, config_file: str | None, gpu: str | None, as_json: bool,
+    usual_gpu: str | None = None,
+) -> int:  # fmt: skip
+    """`usual_gpu` counts where neither `gpu` nor the log says which card it is."""
     with english(as_json):
-        return _eta(source, known, config_file, gpu, as_json)
+        return _eta(source, known, config_file, gpu, as_json, usual_gpu)
 
 
-def _eta(source: str, known: Known, config_file: str | None, gpu: str | None, as_json: bool) -> int:
+def _eta(
+    source: str, known: Known, config_file: str | None, gpu: str | None, as_json: bool, usual_gpu: str | None
+) -> int:
     card = match_rates(gpu) or find_card(gpu) if gpu is not None else None
     known = _with_config(known, config_file)
     text = decode(_content(source))
@@ -53,7 +59,7 @@ def _eta(source: str, known: Known, config_file: str | None, gpu: str | None, as
             _("in {source} are losses of the Hugging Face Trainer, but no times").format(
                 source=_name(source)
             ),
-            _("it tells those in its progress bar alone"),
+            _("times are in its progress bar alone"),
             _("add a line of that: {line}").format(line="10%|█ | 500/5000 [12:34<1:53:06,  1.51s/it]"),
             exit_code=1,
         )
@@ -65,13 +71,13 @@ def _eta(source: str, known: Known, config_file: str | None, gpu: str | None, as
             exit_code=1,
         )
     damage = ""
-    if (there := beside(source)) is not None:
-        log = there.since_last_start(log)
+    if (folder := run_folder(source)) is not None:
+        log = folder.since_last_start(log)
         if known.config is None:
-            config, damage = there.config(), there.damage()
-            known, log = replace(known, config=config), there.facts_for(log, config)
-            damage = "; ".join(filter(None, (damage, there.damaged_data(config))))
-    found = estimate(log, replace(known, card=card or _card_of(log)))
+            config, damage = folder.config(), folder.damage()
+            known, log = replace(known, config=config), folder.facts_for(log, config)
+            damage = "; ".join(filter(None, (damage, folder.damaged_data(config))))
+    found = estimate(log, replace(known, card=card or _card_of(log, usual_gpu)))
     before = tuple(note for note in (_pause_of(source), damage) if note)
     found = replace(found, notes=(*before, *found.notes))
     now = datetime.now().astimezone()
@@ -118,21 +124,23 @@ def _with_config(known: Known, config_file: str | None) -> Known:
 
 
 def _pause_of(source: str) -> str:
-    """What to say of a run that is paused; empty where it is not, or where that cannot be known."""
+    """A note that the run is paused; empty where it is not, or where that cannot be known."""
     if source == "-" or not Path(source).is_dir() or not is_paused(RunDirectory(source)):
         return ""
-    told = _("the run is paused: the time left counts from when it goes on (onecard train {how})")
-    return told.format(how=f"--out_dir={source} --resume-now")
+    note = _("the run is paused: the time left counts from when it goes on (onecard train {how})")
+    return note.format(how=f"--out_dir={source} --resume-now")
 
 
-def _card_of(log: Log) -> Card | None:
-    """The card the log names, else this machine's."""
+def _card_of(log: Log, usual_gpu: str | None) -> Card | None:
+    """The card the log names, else the usual one, else this machine's."""
     if log.is_of_cpu:
         return None
     if "gpu" in log.facts:
         return match_rates(str(log.facts["gpu"]))
     if log.format == ONECARD and all(mfu is None for mfu in log.steps.mfus):
         return None  # it ran on a CPU, or on a card nobody knows
+    if usual_gpu is not None:
+        return match_rates(usual_gpu)
     return next((gpu.card for gpu in local_gpus()), None)
 
 
@@ -224,8 +232,8 @@ def to_text(found: Eta, now: datetime) -> str:
     for name, text in rows:
         lines += hanging(f"  {name:<{wide}}  {text}", columns(of_a_pipe=WIDTH), wide + 4)
     if found.log_mfu is not None:
-        told = _("the log's MFU ({percent}): {why}")
-        lines += _paragraph(told.format(percent=percent(found.log_mfu), why=found.mfu_explanation))
+        sentence = _("the log's MFU ({percent}): {why}")
+        lines += _paragraph(sentence.format(percent=percent(found.log_mfu), why=found.mfu_explanation))
     lines += [line for note in found.notes for line in _paragraph(_("note: {text}").format(text=note))]
     return "\n".join(lines)
 

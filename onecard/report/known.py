@@ -1,4 +1,4 @@
-"""What a log and its reader know together: the tokens of a step, the model's work per token, the card's peak.
+"""Known facts of a run, from its log and from the log's reader: tokens of a step, work per token, peak rate.
 
 What the log prints comes first, for it is the run's own word; then the config and the options.
 """
@@ -32,7 +32,7 @@ class Known:
 
 
 def setting_of(log: Log, known: Known, name: str) -> int | None:
-    """A whole number from the log's head, else from the config; None where neither tells."""
+    """A whole number from the log's head, else from the config; None where neither says it."""
     value = log.settings.get(name)
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**15:
         return value
@@ -58,7 +58,7 @@ def tokens_per_step_of(log: Log, known: Known, steady: Steps, notes: list[str]) 
             )
         return math.prod(value for value in filled if value)
     speeds = [speed * ms / 1000 for speed, ms in zip(steady.speeds, steady.ms, strict=True) if speed]
-    # onecard's figure is a moving one beside a step's own time: near, not exact.
+    # onecard's figure is a moving average, compared with a step's own time: near, not exact.
     by_speed = statistics.median(speeds) if speeds and log.format in (NANOCHAT, NANOCHAT_2025) else None
     printed = log.tokens_per_step
     if printed and by_speed and printed > 1.5 * by_speed:

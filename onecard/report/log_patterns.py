@@ -1,4 +1,4 @@
-"""The lines of nanoGPT, nanochat, onecard and the Hugging Face Trainer, as patterns."""
+"""Log formats as patterns: the lines of nanoGPT, nanochat, onecard and the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def whole(text: str) -> int | None:
     return round(found) if found is not None and math.isfinite(found) else None
 
 
-# --- what the head of a log tells ---------------------------------------------------------------
+# --- what the head of a log says ----------------------------------------------------------------
 
 # nanoGPT's count of parameters leaves position embeddings out.
 FACTS: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = tuple(

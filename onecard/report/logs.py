@@ -37,7 +37,7 @@ from onecard.report.log_patterns import (
     setting,
 )  # fmt: skip
 from onecard.report.log_text import BLOCK, blocks
-from onecard.report.steps import Step, Steps
+from onecard.report.steps import LoggedStep, Steps
 
 NANOGPT, NANOCHAT, NANOCHAT_2025 = "nanogpt", "nanochat", "nanochat-2025"
 ONECARD, HUGGINGFACE = "onecard", "huggingface"
@@ -53,7 +53,7 @@ _OF_STEP = ("line", "step", "last", "loss", "ms", "speed", "field", "mfu", "rest
 
 @dataclass(frozen=True)
 class Log:
-    """The last start that trained, and what its head told."""
+    """The last start that trained, and what its head says."""
 
     format: str
     steps: Steps
@@ -68,7 +68,7 @@ class Log:
 
     @property
     def is_of_cpu(self) -> bool:
-        """As far as its head tells."""
+        """As far as its head says."""
         return str(self.facts.get("device") or self.settings.get("device", "")).lower() == "cpu"
 
     @property
@@ -120,12 +120,12 @@ class _Reader:
         heads = any(word in others for word in HEAD_WORDS)
         begin = 0
         for index, text in enumerate(between[:-1]):
-            if text == "\n" or (index and not heads and not self._may_tell(text)):
+            if text == "\n" or (index and not heads and not self._may_matter(text)):
                 continue
             self._many(plain, parts[begin * width + 1 : index * width])
             begin = index
             lines = (text[1:] if index else text).split("\n")
-            if _may_tell_loss(lines[-1].lower()):
+            if _may_have_loss(lines[-1].lower()):
                 # Another line about a step may stand before this one: it is not plain after all.
                 self._lines([*lines[:-1], lines[-1] + parts[index * width + 1]], heads)
                 begin += 1
@@ -177,11 +177,11 @@ class _Reader:
             and not (evaluations and evaluations[-1] in steps.numbers[1:])
         )
 
-    def _may_tell(self, text: str) -> bool:
+    def _may_matter(self, text: str) -> bool:
         """Is there anything in these lines, none of a head? Of bars, not once there are steps."""
         small = text.lower()
         return (
-            _may_tell_loss(small) or "step" in small or "bpb" in small or "=" in text
+            _may_have_loss(small) or "step" in small or "bpb" in small or "=" in text
             or ("<" in text and not any(start.steps for start in self._starts[-2:]))
         )  # fmt: skip
 
@@ -197,7 +197,7 @@ class _Reader:
             line = lines[index]
             index += 1
             small = line.lower()
-            if not _may_tell_loss(small) and "step" not in line:
+            if not _may_have_loss(small) and "step" not in line:
                 if heads or "=" in line or "<" in line or "bpb" in small:
                     self._line(line, small, heads)
                 continue
@@ -221,15 +221,15 @@ class _Reader:
     def _line(self, line: str, small: str, heads: bool) -> None:
         """`heads`: may it be one of a log's head?"""
         here = self._starts[-1]
-        tells_loss = _may_tell_loss(small)
-        if tells_loss and (found := ITER.search(line)):
+        has_loss = _may_have_loss(small)
+        if has_loss and (found := ITER.search(line)):
             self._add("iter", _step_of(found), found)
-        elif tells_loss and (found := STEP.search(line)):
+        elif has_loss and (found := STEP.search(line)):
             self._add("step", _step_of(found), found)
-        elif (tells_loss or "bpb" in small) and (found := EVALUATED.search(line)):
+        elif (has_loss or "bpb" in small) and (found := EVALUATED.search(line)):
             here.evaluations.append(int(found[1] or found[2]))
             here.of_onecard |= bool(here.steps.get("iter")) and bool(BITS_PER_BYTE.search(line))
-        elif tells_loss and (found := TRAINER.search(line)):
+        elif has_loss and (found := TRAINER.search(line)):
             self._trainer_loss = number(found[1])
         elif "<" in line and (found := BAR.search(line)):
             rate = float(found[3])
@@ -244,7 +244,9 @@ class _Reader:
                 here.of_onecard |= "training tokens in " in line
             _read_head(line, here, heads)
 
-    def _add(self, kind: str, step: Step | None, said: re.Match[str] | Mapping[str, str | None]) -> None:
+    def _add(
+        self, kind: str, step: LoggedStep | None, said: re.Match[str] | Mapping[str, str | None]
+    ) -> None:
         here = self._starts[-1]
         if step is None or not _LEAST_MS <= step.ms < _MOST_MS:
             return
@@ -261,7 +263,7 @@ class _Reader:
                 here.facts["last_step"] = int(last)
             if name := said["field"]:
                 here.facts["mfu_field"] = name.lower()
-                here.facts["tells_epoch"] = "epoch:" in (said["rest"] or "")
+                here.facts["has_epoch"] = "epoch:" in (said["rest"] or "")
         elif step.tokens_per_s is not None:
             here.of_onecard = True
         if here.evaluations and here.evaluations[-1] == step.number:
@@ -279,7 +281,7 @@ class _Reader:
         return None
 
 
-def _may_tell_loss(small: str) -> bool:
+def _may_have_loss(small: str) -> bool:
     """Is a loss in this text in small letters? Beyond ASCII another letter counts as an s too."""
     return "loss" in small or ("lo" in small and not small.isascii())
 
@@ -291,13 +293,13 @@ def _begins(lines: list[str], index: int) -> bool:
     return any(p.search(lines[index]) for p in (ITER_BEGINS, STEP_BEGINS, EVALUATED, START))
 
 
-def _step_of(found: re.Match[str]) -> Step | None:
+def _step_of(found: re.Match[str]) -> LoggedStep | None:
     ms, percent, loss = number(found["ms"]), number(found["mfu"]), number(found["loss"])
     if ms is None:
         return None
     mfu = _believable(percent / 100) if percent is not None else None
     speed = number(found["speed"])
-    return Step(int(found["step"]), ms, loss, mfu, speed if speed and math.isfinite(speed) else None)
+    return LoggedStep(int(found["step"]), ms, loss, mfu, speed if speed and math.isfinite(speed) else None)
 
 
 def _believable(mfu: float) -> float | None:
@@ -321,7 +323,7 @@ def _log_of(start: _Start, count: int) -> Log:
     kind = max(start.steps, key=lambda kind: len(start.steps[kind]))
     steps = start.steps[kind]
     if kind == "step":
-        old = start.facts.get("mfu_field") == "mfu" and not start.facts.get("tells_epoch")
+        old = start.facts.get("mfu_field") == "mfu" and not start.facts.get("has_epoch")
         name = NANOCHAT_2025 if old else NANOCHAT
     else:
         # nanoGPT shows -100% at first and an MFU always; onecard never the one and not always the other.

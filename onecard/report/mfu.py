@@ -1,4 +1,4 @@
-"""How much of the card a run uses, and why its log says something else.
+"""MFU: how much of the card a run really uses, and why its log says something else.
 
 nanoGPT divides by an A100's peak on every card, nanochat by an H100's until January 2026 and since then by
 a table that lacks most GeForce cards. The work itself is known: FLOPs per token times tokens per second,
@@ -27,7 +27,7 @@ COMPARABLE = 0.005
 
 
 def divisor(log: Log, card: Card | None) -> float | None:
-    """The FLOPs per second by which this log's MFU was divided, per card; None where nobody can tell."""
+    """The FLOPs per second by which this log's MFU was divided, per card; None where nobody knows."""
     if log.format == NANOGPT:
         return A100_FLOPS
     if log.format == NANOCHAT_2025:
@@ -43,7 +43,7 @@ def divisor(log: Log, card: Card | None) -> float | None:
 
 
 def flops_by_log(log: Log, card: Card | None, step_ms: float) -> float | None:
-    """FLOPs per second of all cards at this step time, by the log's own MFU; None where it tells nothing."""
+    """FLOPs per second of all cards at this step time, by the log's own MFU; None where it says nothing."""
     used = divisor(log, card)
     shown = [mfu for mfu in log.steps.mfus if mfu and mfu > 0]
     if used is None or not math.isfinite(used) or not shown:
@@ -63,16 +63,16 @@ def flops_by_log(log: Log, card: Card | None, step_ms: float) -> float | None:
 
 def explain(log: Log, shown: float | None, true: float | None, card: Card | None, peak: float | None) -> str:
     """Why the log shows `shown` where `true` is the share of this card's `peak` FLOPs per second."""
-    told = [_why(log, shown, card)]
+    said = [_why(log, shown, card)]
     if (
         log.format == NANOGPT
         and shown is not None
         and shown >= 0
         and any((mfu or 0) < 0 for mfu in log.steps.mfus)
     ):
-        told.append(_minus_hundred())
+        said.append(_minus_hundred())
     if log.format == NANOGPT and shown is not None and shown > 0 and card is not None and peak is not None:
-        told.append(
+        said.append(
             _("{percent} of 312 is {tflops:.1f} TFLOPS: {share:.0f}% of one {card}'s {peak:.1f}.").format(
                 percent=percent(shown), tflops=shown * 312, share=100 * shown * A100_FLOPS / peak,
                 peak=peak / 1e12, card=card.name,
@@ -80,22 +80,22 @@ def explain(log: Log, shown: float | None, true: float | None, card: Card | None
         )  # fmt: skip
         share = shown * A100_FLOPS / peak
         if true is not None and log.evaluations and share < (1 - AGREEMENT) * true:
-            told.append(
+            said.append(
                 _(
                     "That is less than the {percent:.0f}% above: nanoGPT shows a moving average, and an "
                     "evaluation is felt in it for twenty lines."
                 ).format(percent=100 * true)
             )
     if true is not None and true > 1.05:
-        told.append(
+        said.append(
             _(
                 "More than the card can do is not possible: is it another card, several, or the config "
                 "of another run?"
             )
         )
     elif shown is not None and shown > 1 and log.format != ONECARD:
-        told.append(_("Above 100% it shows that this card does more than the one it was divided by."))
-    return " ".join(text for text in told if text)
+        said.append(_("Above 100% it shows that this card does more than the one it was divided by."))
+    return " ".join(text for text in said if text)
 
 
 def _why(log: Log, shown: float | None, card: Card | None) -> str:
@@ -131,16 +131,16 @@ def _minus_hundred() -> str:
 
 
 def disagreement(by_shape: float, by_log: float, log: Log) -> str:
-    """What to say where the FLOPs per second from the model's shape and from the log's MFU differ."""
+    """A note where the FLOPs per second from the model's shape and from the log's MFU differ."""
     ratio = by_shape / by_log
     coarse = max((mfu or 0.0) for mfu in log.steps.mfus) < COMPARABLE
     if coarse or abs(ratio - 1) <= AGREEMENT:
         return ""
-    told = _("the model's shape gives {shape:.1f} TFLOPS, the log's own MFU {log:.1f}: {guess}")
+    note = _("the model's shape gives {shape:.1f} TFLOPS, the log's own MFU {log:.1f}: {guess}")
     guess = _("is the config that of this run?")
     if log.format == NANOGPT and ratio > 1.8 and abs(ratio - round(ratio)) < 0.1 * ratio:
         guess = _("nanoGPT's is that of one of {n} cards?").format(n=round(ratio))
-    return told.format(shape=by_shape / 1e12, log=by_log / 1e12, guess=guess)
+    return note.format(shape=by_shape / 1e12, log=by_log / 1e12, guess=guess)
 
 
 def percent(share: float) -> str:

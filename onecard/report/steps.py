@@ -13,7 +13,7 @@ from typing import overload
 
 
 @dataclass(frozen=True)
-class Step:
+class LoggedStep:
     """One line about a training step."""
 
     number: int
@@ -25,10 +25,10 @@ class Step:
     after_evaluation: bool = False
 
 
-class Steps(Sequence[Step]):
-    """As a sequence of Step, each made when it is asked for."""
+class Steps(Sequence[LoggedStep]):
+    """As a sequence of LoggedStep, each made when it is asked for."""
 
-    def __init__(self, steps: Iterable[Step] = ()) -> None:
+    def __init__(self, steps: Iterable[LoggedStep] = ()) -> None:
         self.numbers: list[int] = []
         self.ms: list[float] = []
         self.losses: list[float | None] = []
@@ -38,7 +38,7 @@ class Steps(Sequence[Step]):
         for step in steps:
             self.append(step)
 
-    def append(self, step: Step) -> None:
+    def append(self, step: LoggedStep) -> None:
         self.numbers.append(step.number)
         self.ms.append(step.ms)
         self.losses.append(step.loss)
@@ -71,17 +71,17 @@ class Steps(Sequence[Step]):
         return len(self.numbers)
 
     @overload
-    def __getitem__(self, index: int) -> Step: ...
+    def __getitem__(self, index: int) -> LoggedStep: ...
     @overload
     def __getitem__(self, index: slice) -> Steps: ...
-    def __getitem__(self, index: int | slice) -> Step | Steps:
+    def __getitem__(self, index: int | slice) -> LoggedStep | Steps:
         if isinstance(index, slice):
             found = Steps()
             found.numbers, found.ms, found.losses = self.numbers[index], self.ms[index], self.losses[index]
             found.mfus, found.speeds = self.mfus[index], self.speeds[index]
             found.after_evaluation = self.after_evaluation[index]
             return found
-        return Step(
+        return LoggedStep(
             self.numbers[index], self.ms[index], self.losses[index], self.mfus[index], self.speeds[index],
             self.after_evaluation[index],
         )  # fmt: skip

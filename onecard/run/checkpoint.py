@@ -1,8 +1,8 @@
-"""Writing checkpoints: safetensors and json in a folder of their own, whole or not at all.
+"""Checkpoints are written here: safetensors and json in a folder of their own, whole or not at all.
 
-A checkpoint is assembled under a hidden name, flushed to the disk and renamed into place, so that a
-folder called step-00000500 is complete by construction. The newest two and the best are kept; what is on
-disk is read by stored.py.
+A checkpoint is assembled under a hidden name, flushed to the disk and renamed into place
+(`_put_in_place`), so that a folder called step-00000500 is complete by construction. The newest two and the
+best are kept; what is on disk is read by stored.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from onecard.errors import UserError
 from onecard.files import file_sha256, flush_to_disk, remove_any, write_json
+from onecard.language import _
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE
 from onecard.run.stored import (
     MANIFEST_NAME,
@@ -35,7 +36,7 @@ from onecard.run.stored import (
 )
 from onecard.run.tensor_file import write_tensors
 
-KEEP_NEWEST = CHECKPOINTS_AT_ONCE - 2  # beside the best, and the one that is being written
+KEEP_NEWEST = CHECKPOINTS_AT_ONCE - 2  # without the best, and the one that is being written
 _DISK_MARGIN = 16_000_000
 
 
@@ -49,7 +50,7 @@ class SaveError(UserError):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What training changes and a checkpoint keeps, besides the position in the run."""
+    """What training changes and a checkpoint keeps, apart from the position in the run."""
 
     weights: dict[str, Tensor]  # every tensor once, the tied head left out
     optimizer: dict[str, Tensor]
@@ -79,21 +80,17 @@ def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Map
         for name in (*files, MANIFEST_NAME):
             flush_to_disk(building / name)
         flush_to_disk(building)
-        replaced = place_when_replaced(final)
-        if final.exists():  # the same step again, after a resume from an older checkpoint
-            remove_any(replaced)
-            final.rename(replaced)  # listed in its place until the new one is there
-        building.rename(final)
-        flush_to_disk(folder)
-        remove_any(replaced)
+        _put_in_place(building, final)
     except OSError as error:
         remove_any(building)
         if error.errno == errno.ENOMEM:
             raise MemoryError(str(error)) from None  # which may pass
         raise SaveError(
-            f"the checkpoint of step {step} could not be written to {folder}",
-            f"{error}; earlier checkpoints are untouched",
-            "free some space or choose another --out_dir",
+            _("the checkpoint of step {step} could not be written to {folder}").format(
+                step=step, folder=folder
+            ),
+            _("{error}; earlier checkpoints are untouched").format(error=error),
+            _("free some space or choose another --out_dir"),
             error.errno,
         ) from None
     except BaseException:
@@ -102,6 +99,17 @@ def save_checkpoint(folder: Path, step: int, training: TrainingState, state: Map
     with contextlib.suppress(OSError):  # the checkpoint is safe; an old one too many is no reason to fail
         _prune(folder, just_saved=step)
     return final
+
+
+def _put_in_place(building: Path, final: Path) -> None:
+    """Rename what is written and flushed to its own name. Until then it is listed nowhere."""
+    replaced = place_when_replaced(final)
+    if final.exists():  # the same step again, after a resume from an older checkpoint
+        remove_any(replaced)
+        final.rename(replaced)  # listed in its place until the new one is there
+    building.rename(final)
+    flush_to_disk(final.parent)
+    remove_any(replaced)
 
 
 def _prune(folder: Path, just_saved: int) -> None:
@@ -123,22 +131,30 @@ def check_room(folder: Path, checkpoint_bytes: int, saves: int) -> None:
     except OSError:
         return  # a file system that does not say; each save asks again
     if saves and free < needed:
-        each, already = f"{checkpoint_bytes / 1e9:.3f} GB", f", {there} of them there" if there else ""
-        raise UserError(
-            f"{folder} has not enough room for this run's checkpoints",
-            f"{at_once} × {each} are there at once{already}: "
-            f"the newest {KEEP_NEWEST}, the best and the one being written;\n"
-            f"{needed / 1e9:.3f} GB are needed, {free / 1e9:.3f} GB are free",
-            f"free {(needed - free) / 1e9:.3f} GB, or choose another disk: --out_dir=FOLDER",
-            exit_code=1,
+        why = _(
+            "up to {n} checkpoints of {size:.3f} GB are kept at once: the newest {newest}, the best and the "
+            "one being written;\n"
+            "{there} of them are there, {needed:.3f} GB more are needed, and {free:.3f} GB are free"
         )
+        raise UserError(
+            _("{folder} has not enough room for this run's checkpoints").format(folder=folder),
+            why.format(
+                n=at_once, size=checkpoint_bytes / 1e9, newest=KEEP_NEWEST, there=there,
+                needed=needed / 1e9, free=free / 1e9,
+            ),
+            _("free {n:.3f} GB, or choose another disk: --out_dir=FOLDER").format(n=(needed - free) / 1e9),
+            exit_code=1,
+        )  # fmt: skip
 
 
 def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     needed += _DISK_MARGIN
     if free < needed:
-        raise OSError(errno.ENOSPC, f"{needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB free")
+        short = _("{needed:.3f} GB are needed and {free:.3f} GB are free").format(
+            needed=needed / 1e9, free=free / 1e9
+        )
+        raise OSError(errno.ENOSPC, short)
 
 
 def _facts(path: Path) -> dict[str, Any]:

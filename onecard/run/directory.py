@@ -23,11 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from onecard.config.files import CHECKPOINT, COMMAND_LINE, Assignment, Value
-from onecard.config.knobs import from_values, knobs, load_config, sound
+from onecard.config.files import COMMAND_LINE, Assignment, Value
+from onecard.config.knobs import from_values, load_config, sound
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock, load_json, write_json
+from onecard.language import N_, _
 from onecard.run.foreign import is_run, refuse_foreign_folder
 from onecard.run.stored import (
     CHECKPOINT_NAME,
@@ -40,17 +41,24 @@ from onecard.run.stored import (
     seal,
 )
 
-_DAMAGED = "the config is damaged"
-_LAST_SAVED = "its newest checkpoint"
+_LAST_SAVED = N_("its newest checkpoint")
 _NAMED = 6  # runs in a message
+_HOLDS = ("checkpoints", "ckpt.pt")  # in the folder of a run of onecard's, or of nanoGPT's
 _TRIES, _TRY_EVERY = 5, 0.05  # for the folder's lock; seconds
 
 
+class DamagedConfigError(UserError):
+    """The values of a saved config are not such as a config has."""
+
+
 class RunDirectory:
+    """The paths in a run's folder, its config, and the lock by which one process owns it."""
+
     def __init__(self, out_dir: str | Path) -> None:
         if not str(out_dir).strip() or "\0" in str(out_dir):
             raise UserError(
-                f"{str(out_dir)!r} is no name of a folder", hint="name the run's folder: --out_dir=out"
+                _("{name} is no name of a folder").format(name=repr(str(out_dir))),
+                hint=_("name the run's folder: --out_dir=out"),
             )
         # bash leaves the ~ of --out_dir=~/run as it is; nobody wants a folder of that name.
         self.path = Path(os.path.expanduser(out_dir))  # noqa: PTH111 - a Path forgets the ./ of ./~
@@ -67,12 +75,20 @@ class RunDirectory:
         self.config_notes: list[str] = []  # what reading the config has found
         self._claimed_by: BinaryIO | None = None  # the lock, while it is held
 
-    def runs_beside(self) -> str:
-        """Other runs in the folder it is in, the nearest names first; empty where there is none."""
-        runs = [str(path.parent) for path in self.path.parent.glob("*/checkpoints") if path.is_dir()]
-        near = difflib.get_close_matches(str(self.path), runs, n=_NAMED, cutoff=0.0)
-        more = f" and {len(runs) - len(near):,} more" if len(runs) > len(near) else ""
-        return f"runs here: {', '.join(near)}{more}" if near else ""
+    def other_runs(self) -> str:
+        """Names the runs next to it and in the working folder: one with nearly its name, then the newest."""
+        folders = {folder.resolve(): folder for folder in (Path(), self.path.parent)}.values()
+        found = [path for folder in folders for name in _HOLDS for path in folder.glob(f"*/{name}")]
+        newest = sorted(found, key=_last_written, reverse=True)
+        runs = list(dict.fromkeys(str(path.parent) for path in newest if path.parent != self.path))
+        near = difflib.get_close_matches(str(self.path), runs, n=1, cutoff=0.75)
+        runs.sort(key=lambda run: run not in near)
+        if not runs:
+            return ""
+        names, more = ", ".join(runs[:_NAMED]), len(runs) - _NAMED
+        if more > 0:
+            return _("runs: {names} and {more:,} more").format(names=names, more=more)
+        return _("runs: {names}").format(names=names)
 
     def holds_run(self) -> bool:
         return is_run(self.path)
@@ -112,14 +128,14 @@ class RunDirectory:
         try:
             there = self.lock_path.stat()
         except FileNotFoundError:
-            return "it was removed or renamed"
+            return _("it was removed or renamed")
         except OSError as error:
             return str(error)
         same = os.path.samestat(there, os.fstat(self._claimed_by.fileno()))
-        return "" if same else "another folder has taken its place"
+        return "" if same else _("another folder has taken its place")
 
     def renamed_to(self) -> RunDirectory | None:
-        """Where the claimed folder is now, if the system tells (Linux does) and it was not removed."""
+        """Where the claimed folder is now, if the system knows (Linux does) and it was not removed."""
         assert self._claimed_by is not None, "only of a claimed folder"
         with contextlib.suppress(OSError):
             lock = Path(f"/proc/self/fd/{self._claimed_by.fileno()}").readlink()
@@ -131,28 +147,33 @@ class RunDirectory:
 
     def refuse_lost_checkpoints(self) -> None:
         """Where a run once had checkpoints and none is left, nothing begins at step 0 by itself."""
-        if told := remains(self.checkpoints, self.events_path):
+        if lost := remains(self.checkpoints, self.events_path):
             raise UserError(
-                f"{self.path} held a run, and none of its checkpoints is left",
-                told,
-                "bring the checkpoints back from a copy or a disk that is not mounted,\n"
-                "or start over with --fresh (what is there is set aside)",
+                _("{path} held a run, and none of its checkpoints is left").format(path=self.path),
+                lost,
+                _(
+                    "bring the checkpoints back from a copy or a disk that is not mounted,\n"
+                    "or start over with --fresh (what is there is set aside)"
+                ),
             )
 
     def _lock(self) -> BinaryIO:
         try:
-            for _ in range(_TRIES - 1):  # whoever only asks whether somebody trains holds it for an instant
+            for _attempt in range(
+                _TRIES - 1
+            ):  # whoever only asks whether somebody trains holds it for an instant
                 with contextlib.suppress(AlreadyLockedError):
                     return exclusive_lock(self.lock_path)
                 time.sleep(_TRY_EVERY)
             return exclusive_lock(self.lock_path)
         except AlreadyLockedError:
-            hint = "wait for it, or choose another folder with --out_dir=FOLDER"
+            hint = _("wait for it, or choose another folder with --out_dir=FOLDER")
             if self.paused.exists():
-                hint = f"it is paused, and goes on by: onecard train --out_dir={self.path} --resume-now"
+                command = f"onecard train --out_dir={self.path} --resume-now"
+                hint = _("it is paused; to go on: {command}").format(command=command)
             raise UserError(
-                f"another process is training in {self.path}",
-                "two runs in one folder would overwrite each other",
+                _("another process is training in {path}").format(path=self.path),
+                _("two runs in one folder would overwrite each other"),
                 hint,
             ) from None
         except OSError as error:
@@ -167,7 +188,9 @@ class RunDirectory:
 
     def _unusable(self, error: OSError) -> UserError:
         return UserError(
-            f"the run folder {self.path} cannot be used", str(error), "choose another with --out_dir=FOLDER"
+            _("the run folder {path} cannot be used").format(path=self.path),
+            str(error),
+            _("choose another with --out_dir=FOLDER"),
         )
 
     def write_config(self, config: RunConfig) -> None:
@@ -195,10 +218,10 @@ class RunDirectory:
             found = None if content is None else _config_in(content)
         except UserError as error:
             content, found, damage = {}, None, error
-            if error.what == _DAMAGED:
-                damage = UserError(f"{self.config_path} is damaged", error.why, "move it away to go on")
+            if isinstance(error, DamagedConfigError):
+                damage = self._damaged_config(error.why)
         else:
-            damage = UserError(f"{self.config_path} is damaged", hint="move it away to go on")
+            damage = self._damaged_config()
         if found is not None and content.get("seal") == seal(_sealed(content)):
             return found
         without_seal = found is not None and "seal" not in content
@@ -211,11 +234,21 @@ class RunDirectory:
         if without_seal and same:
             return found
         if not same:
-            what = "is missing" if content is None else "is damaged or was changed"
-            self.config_notes.append(
-                f"{self.config_path} {what}: the values saved with step {step:,} are used"
+            missing = _("{path} is missing: the values saved with step {step:,} are used").format(
+                path=self.config_path, step=step
             )
+            changed = _(
+                "{path} is damaged or was changed: the values saved with step {step:,} are used"
+            ).format(path=self.config_path, step=step)
+            self.config_notes.append(missing if content is None else changed)
         return saved
+
+    def _damaged_config(self, why: str = "") -> UserError:
+        return UserError(
+            _("{path} is damaged").format(path=self.config_path),
+            why,
+            _("move it away to go on"),
+        )
 
     def _config_of_checkpoint(self) -> tuple[int, RunConfig | None]:
         """Of the newest checkpoint whose state is as it was written, and its step."""
@@ -232,16 +265,24 @@ class RunDirectory:
             number += 1
         try:
             if Path.cwd().is_relative_to(path):
-                raise OSError("it is the folder this command runs in")
+                raise OSError(_("it is the folder this command runs in"))
             path.rename(target)
             path.mkdir()  # a link to the folder must go on leading somewhere
         except OSError as error:
             raise UserError(
-                f"the earlier run in {self.path} cannot be set aside",
-                f"renaming it to {target.name} failed: {error}",
-                "move it yourself, or choose another folder with --out_dir=FOLDER",
+                _("the earlier run in {path} cannot be set aside").format(path=self.path),
+                _("renaming it to {name} failed: {error}").format(name=target.name, error=error),
+                _("move it yourself, or choose another folder with --out_dir=FOLDER"),
             ) from None
         return target if self.path.is_symlink() else self.path.with_name(target.name)
+
+
+def _last_written(path: Path) -> float:
+    """When a run's checkpoints last changed; 0 where that cannot be read."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def load_run_config(arguments: Sequence[str], also_known: frozenset[str] = frozenset()) -> RunConfig:
@@ -255,11 +296,12 @@ def refuse_a_slip(config: RunConfig) -> None:
     directory = RunDirectory(config.out_dir)
     if set(config.origins) != {"out_dir"} or directory.holds_run():
         return
-    new = f"for a new one: onecard train CONFIG.py --out_dir={directory.path}"
+    command = f"onecard train CONFIG.py --out_dir={directory.path}"
+    new = _("for a new one: {command}").format(command=command)
     raise UserError(
-        f"there is no run in {directory.path}",
-        "a folder alone goes on with the run in it",
-        "\n".join(filter(None, (directory.runs_beside(), new))),
+        _("there is no run in {path}").format(path=directory.path),
+        _("a folder alone goes on with the run in it"),
+        "\n".join(filter(None, (directory.other_runs(), new))),
     )
 
 
@@ -301,32 +343,6 @@ def _is_longer(values: Mapping[str, Value], before: RunConfig) -> bool:
     return isinstance(steps, int) and steps > before.max_iters
 
 
-def differences(before: RunConfig, now: RunConfig) -> list[tuple[str, Any, Any]]:
-    """(knob, before, now) for every knob that makes `now` another experiment than `before`."""
-    split = ("batch_size", "gradient_accumulation_steps")
-    # To extend a run is to go on with it, further.
-    extends = now.extend is not None and now.max_iters > before.max_iters
-    longer = ("max_iters", "tokens", "lr_decay_iters", "extend", "extend_lr") if extends else ()
-    found = [
-        (f.name, getattr(before, f.name), getattr(now, f.name))
-        for f in knobs(RunConfig)
-        if f.metadata["changes_result"]
-        and f.name not in (*split, *longer)
-        and getattr(before, f.name) != getattr(now, f.name)
-        # Set in neither, it followed from something else (tokens, a checkpoint's block size).
-        and (_asked_for(before, f.name) or _asked_for(now, f.name))
-    ]
-    # 16 × 32 and 8 × 64 are the same step, split otherwise.
-    if before.sequences_per_step != now.sequences_per_step:
-        found += [(name, getattr(before, name), getattr(now, name)) for name in split]
-    return found
-
-
-def _asked_for(config: RunConfig, name: str) -> bool:
-    """By a person; what a continued model brought along counts as set, but nobody asked for it."""
-    return config.is_set(name) and config.origins[name] != CHECKPOINT
-
-
 def config_of(checkpoint: Checkpoint) -> RunConfig:
     """The config that a checkpoint's state keeps; what the person had set is guessed for older ones."""
     values, usual = checkpoint.state["config"], RunConfig()
@@ -340,7 +356,9 @@ def _config_in(content: dict[str, Any]) -> RunConfig:
     try:
         return sound(from_values(RunConfig, content["values"], content["set_by_user"]))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(_DAMAGED, str(error)[:200], "move it away to go on") from None
+        raise DamagedConfigError(
+            _("the config is damaged"), str(error)[:200], _("move it away to go on")
+        ) from None
 
 
 def _sealed(content: dict[str, Any]) -> dict[str, Any]:
@@ -358,12 +376,14 @@ def read_json(path: Path) -> Any:
         if isinstance(error, OSError) and error.errno in PASSING:
             raise
         raise UserError(
-            f"{path} cannot be read", str(error), "the file is damaged; move it away to go on"
+            _("{path} cannot be read").format(path=path),
+            str(error),
+            _("the file is damaged; move it away to go on"),
         ) from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        found = str(content.get("schema"))[:20] if isinstance(content, dict) else "missing"
+        found = str(content.get("schema"))[:20] if isinstance(content, dict) and "schema" in content else "-"
         raise UserError(
-            f"{path} was not written by this version of onecard",
-            f"its schema is {found}, this version reads {SCHEMA}",
+            _("{path} was not written by this version of onecard").format(path=path),
+            _("its schema is {found}, this version reads {schema}").format(found=found, schema=SCHEMA),
         )
     return content

@@ -1,4 +1,4 @@
-"""Telling a run's folder from somebody else's: a run writes into its own only, and into new ones."""
+"""Whose folder is it? A run writes only into its own and into new ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from onecard.errors import UserError
 from onecard.files import load_json
+from onecard.language import _
 from onecard.run.stored import json_lines
 
 # What a run leaves in its folder, and what nanoGPT leaves in the one it may go on from.
@@ -16,7 +17,7 @@ _IN_FOLDERS = {
     "checkpoints": re.compile(r"(damaged-)?step-\d+|\.(building|removing|replaced)-.*"),
     "samples": re.compile(r"step-\d+\.txt"),
 }
-# Beside a run people keep its config and what its terminal said.
+# In a run's folder people keep its config too, and what its terminal said.
 _HARMLESS = {".py", ".log", ".out", ".err", ".txt", ".md"}
 _SHOWN = 5
 
@@ -30,11 +31,17 @@ def is_run(folder: Path) -> bool:
 
 def refuse_foreign_folder(folder: Path) -> None:
     """A new run begins in an empty or a new folder; files that are no run's are never mixed with its own."""
-    choose = "choose another folder for the run: --out_dir=FOLDER"
+    choose = _("choose another folder for the run: --out_dir=FOLDER")
     if folder.resolve() == folder.resolve().parent:
-        raise UserError(f"{folder} cannot be a run's folder", "it is the root of the file system", choose)
+        raise UserError(
+            _("{folder} cannot be a run's folder").format(folder=folder),
+            _("it is the root of the file system"),
+            choose,
+        )
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} cannot be a run's folder", "it is a file", choose)
+        raise UserError(
+            _("{folder} cannot be a run's folder").format(folder=folder), _("it is a file"), choose
+        )
     if is_run(folder):
         return
     try:
@@ -42,12 +49,14 @@ def refuse_foreign_folder(folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UserError(f"the run folder {folder} cannot be used", str(error), choose) from None
-    if foreign:
-        more = f" and {len(foreign) - _SHOWN:,} more" if len(foreign) > _SHOWN else ""
         raise UserError(
-            f"{folder} holds files that are not a run's",
-            f"{', '.join(foreign[:_SHOWN])}{more}: a run would write its own among them",
+            _("the run folder {path} cannot be used").format(path=folder), str(error), choose
+        ) from None
+    if foreign:
+        names = ", ".join([*foreign[:_SHOWN], *(["…"] if len(foreign) > _SHOWN else [])])
+        raise UserError(
+            _("{folder} holds files that are not a run's").format(folder=folder),
+            _("a run would write its own files among these: {names}").format(names=names),
             choose,
         )
 

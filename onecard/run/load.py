@@ -1,4 +1,4 @@
-"""Find a trained model and put it on a device: a run's, nanoGPT's, nanochat's or Hugging Face's."""
+"""Trained models found by a path and put on a device: a run's, nanoGPT's, nanochat's or Hugging Face's."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from onecard.convert.nanogpt import NanoGPTCheckpoint, read_nanogpt_checkpoint
 from onecard.data.tokenizer import Tokenizer, from_facts, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
+from onecard.language import _
 from onecard.model.decoder import Decoder
-from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype, torch_dtype
+from onecard.model.registry import model_class
 from onecard.run.directory import RunDirectory
 from onecard.run.state import NEEDED
 from onecard.run.stored import (
@@ -88,14 +89,18 @@ def check_weights(model: Decoder, tensors: Mapping[str, Tensor]) -> None:
     if own.keys() != tensors.keys():
         missing, surplus = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
         raise UserError(
-            "these weights do not belong to this architecture",
-            f"missing: {', '.join(missing[:4]) or 'none'}; unknown: {', '.join(surplus[:4]) or 'none'}",
+            _("these weights do not belong to this architecture"),
+            _("missing: {missing}; unknown: {unknown}").format(
+                missing=", ".join(missing[:4]) or "-", unknown=", ".join(surplus[:4]) or "-"
+            ),
         )
     for name, parameter in own.items():
         if parameter.shape != tensors[name].shape:
             raise UserError(
-                f"the tensor {name} does not fit the model",
-                f"the file has {tuple(tensors[name].shape)}, the model {tuple(parameter.shape)}",
+                _("the tensor {name} does not fit the model").format(name=name),
+                _("the file has {found}, the model {wanted}").format(
+                    found=tuple(tensors[name].shape), wanted=tuple(parameter.shape)
+                ),
             )
 
 
@@ -115,7 +120,7 @@ def checkpoint_of_run(
     directory: RunDirectory, step: int | None, *, weights_only: bool = True
 ) -> tuple[Checkpoint, list[str]]:
     """The step asked for; else the newest, or the best where the run wants that. What is read of it has been
-    verified. Also what there is to say: which ones are damaged, and what is used instead."""
+    verified. With it come notes: which ones are damaged, and what is used instead."""
     checkpoints = list_checkpoints(directory.checkpoints)
     if not checkpoints:
         raise no_checkpoint(directory)
@@ -124,10 +129,13 @@ def checkpoint_of_run(
             if checkpoint.step == step:
                 problem = damage(checkpoint, weights_only=weights_only)
                 if problem:
-                    raise UserError(f"{checkpoint.path} is damaged", problem)
+                    raise UserError(_("{path} is damaged").format(path=checkpoint.path), problem)
                 return checkpoint, []
         kept = ", ".join(str(c.step) for c in checkpoints)
-        raise UserError(f"there is no checkpoint of step {step} in {directory.path}", f"kept are: {kept}")
+        raise UserError(
+            _("there is no checkpoint of step {step} in {path}").format(step=step, path=directory.path),
+            _("these are kept: {kept}").format(kept=kept),
+        )
     config, notes = directory.read_config(), [*directory.config_notes]
     # always_save_checkpoint=False says: what overfitted is not wanted.
     if config is not None and not config.always_save_checkpoint:
@@ -136,14 +144,21 @@ def checkpoint_of_run(
         if best is not None and problem is None:
             return best, notes
         if best is not None:
-            notes.append(f"{best.path}, the best, is damaged ({problem}): the newest is used")
+            notes.append(
+                _("{path}, the best, is damaged ({problem}): the newest is used").format(
+                    path=best.path, problem=problem
+                )
+            )
     found, damaged = newest_intact(checkpoints, weights_only=weights_only)
     return found, notes + passed_over(found, damaged)
 
 
 def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
     if missing := [name for name in NEEDED if name not in checkpoint.state]:
-        raise UserError(f"{checkpoint.path} is damaged", f"its state.json does not say: {', '.join(missing)}")
+        raise UserError(
+            _("{path} is damaged").format(path=checkpoint.path),
+            _("its state.json lacks: {names}").format(names=", ".join(missing)),
+        )
     shape = shape_from(checkpoint.state["arch"], checkpoint.state["shape"], checkpoint.path)
     tensors = checkpoint.model_tensors()
     with torch.device("meta"):  # before any memory is asked for
@@ -151,7 +166,11 @@ def weights_of_checkpoint(checkpoint: Checkpoint) -> Weights:
     return Weights(
         shape,
         tensors,
-        f"{checkpoint.path.parent.parent}, step {checkpoint.step:,}, {_millions(shape)}",
+        _("{run}, step {step:,}, {parameters:.2f}M parameters").format(
+            run=checkpoint.path.parent.parent,
+            step=checkpoint.step,
+            parameters=shape.parameters / 1e6,
+        ),
         dataset=checkpoint.state.get("dataset"),
         tokenizer_facts=checkpoint.state.get("tokenizer"),
     )
@@ -162,7 +181,9 @@ def weights_of_nanogpt(path: Path) -> Weights:
     return Weights(
         found.shape,
         found.tensors,
-        f"nanoGPT's {path}, step {found.step:,}, {_millions(found.shape)}",
+        _("nanoGPT's {path}, step {step:,}, {parameters:.2f}M parameters").format(
+            path=path, step=found.step, parameters=found.shape.parameters / 1e6
+        ),
         dataset=found.config.get("dataset"),
         nanogpt=found,
     )
@@ -173,7 +194,9 @@ def weights_of_nanochat(path: Path, step: int | None = None) -> Weights:
     return Weights(
         found.shape,
         found.tensors,
-        f"nanochat's {found.path}, {_millions(found.shape)}",
+        _("nanochat's {path}, {parameters:.2f}M parameters").format(
+            path=found.path, parameters=found.shape.parameters / 1e6
+        ),
         guess_gpt2_tokens=False,  # nanochat always learns its own
     )
 
@@ -185,7 +208,8 @@ def weights_from(init_from: str) -> Weights:
         path = pretrained_folder(init_from)
     elif not path.exists():
         raise UserError(
-            f"there is nothing at {init_from} to start from", hint="check the path given as init_from"
+            _("there is nothing at {init_from} to start from").format(init_from=init_from),
+            hint=_("check the path given as init_from"),
         )
     elif path.is_file():
         return weights_of_nanochat(path) if is_nanochat_file(path) else weights_of_nanogpt(path)
@@ -195,28 +219,36 @@ def weights_from(init_from: str) -> Weights:
     return Weights(
         shape,
         tensors,
-        f"{init_from}, {_millions(shape)}",
+        _("{init_from}, {parameters:.2f}M parameters").format(
+            init_from=init_from, parameters=shape.parameters / 1e6
+        ),
         guess_gpt2_tokens=isinstance(shape, GPT2Shape) or shape.vocab_size in _GPT2_VOCABULARIES,
     )
 
 
-def _millions(shape: Shape) -> str:
-    return f"{shape.parameters / 1e6:.2f}M parameters"
-
-
 def no_checkpoint(directory: RunDirectory) -> UserError:
     if not directory.path.exists():
-        hint = directory.runs_beside() or "train one first: onecard train config/demo.py"
-        return UserError(f"there is no run folder {directory.path}", hint=hint)
+        hint = directory.other_runs() or _("train one first: onecard train config/demo.py")
+        return UserError(_("there is no run folder {path}").format(path=directory.path), hint=hint)
     if nanochat_steps(directory.path):
         return UserError(
-            f"{directory.path} holds checkpoints of nanochat, and no run of onecard",
-            hint=f"to begin a run with these weights: --init_from={directory.path}/ --out_dir=ANOTHER_FOLDER",
+            _("{path} holds checkpoints of nanochat, and no run of onecard").format(path=directory.path),
+            hint=_("to begin a run with these weights: --init_from={path}/ --out_dir=FOLDER").format(
+                path=directory.path
+            ),
         )
     return UserError(
-        f"there is no checkpoint in {directory.path}",
-        "the run has not reached its first evaluation, or this is not a run folder",
-        f"train it further: onecard train CONFIG --out_dir={directory.path}",
+        _("there is no checkpoint in {path}").format(path=directory.path),
+        _("the run has not reached its first evaluation, or this is not a run folder"),
+        "\n".join(
+            filter(
+                None,
+                (
+                    directory.other_runs(),
+                    _("to train it: onecard train CONFIG.py --out_dir={path}").format(path=directory.path),
+                ),
+            )
+        ),
     )
 
 
@@ -230,19 +262,25 @@ def tokenizer_of(weights: Weights) -> Tokenizer:
             return found
     if not weights.guess_gpt2_tokens:
         raise UserError(
-            f"the tokenizer of {weights.description} is not known",
-            f"its {weights.shape.vocab_size:,} tokens are not GPT-2's, and no file that onecard reads says "
-            "what they mean\n(nanochat's tokenizer.pkl is a pickle: loading it could run any program)",
-            "train these weights on with tokens that onecard knows, and sample that run:\n"
-            f"onecard prepare FILES --name NAME --train-tokenizer {weights.shape.vocab_size}\n"
-            "onecard train --init_from=PATH --dataset=NAME (new tokens take their time to be learned)",
+            _("the tokenizer of {description} is not known").format(description=weights.description),
+            _(
+                "its {vocab_size:,} tokens are not GPT-2's, and no file that onecard reads says what they "
+                "mean\n(nanochat's tokenizer.pkl is a pickle: loading it could run any program)"
+            ).format(vocab_size=weights.shape.vocab_size),
+            _(
+                "train these weights further with tokens that onecard knows, and sample from that run:\n"
+                "onecard prepare FILES --name NAME --train-tokenizer {vocab_size}\n"
+                "onecard train --init_from=PATH --dataset=NAME (new tokens take their time to be learned)"
+            ).format(vocab_size=weights.shape.vocab_size),
         )
     if weights.shape.vocab_size < GPT2_VOCABULARY:
         raise UserError(
-            f"the tokenizer of {weights.description} is not known",
-            f"its vocabulary of {weights.shape.vocab_size} is not GPT-2's, and there is no "
-            f"data/{weights.dataset or 'NAME'}/meta.pkl or meta.json here",
-            "run this where the data folder is, or copy its meta.pkl",
+            _("the tokenizer of {description} is not known").format(description=weights.description),
+            _(
+                "its vocabulary of {vocab_size:,} is not GPT-2's, and there is no data/{dataset}/meta.pkl or "
+                "meta.json here"
+            ).format(vocab_size=weights.shape.vocab_size, dataset=weights.dataset or "NAME"),
+            _("run this where the data folder is, or copy its meta.pkl"),
         )
     return make_tokenizer("gpt2")
 
@@ -258,6 +296,6 @@ def load_for_sampling(config: SampleConfig) -> LoadedModel:
     dtype, note = choose_dtype(config.dtype, device)
     notes = [*config.notes, *weights.notes, *([note] if note else [])]
     if config.step is not None and config.init_from != "resume":
-        notes.append(f"step is not used with init_from={config.init_from}")
+        notes.append(_("step is not used with init_from={init_from}").format(init_from=config.init_from))
     model = weights.build().to(device=device, dtype=torch_dtype(dtype)).eval()
     return LoadedModel(model, tokenizer, weights.description, device, tuple(notes))

@@ -1,4 +1,4 @@
-"""What a run writes while it goes on: metrics.jsonl, events.jsonl, log.txt, line by line.
+"""The files a run writes line by line while it goes on: metrics.jsonl, events.jsonl, log.txt.
 
 A checkpoint flushes them to the disk, so that a run that goes on from it has its whole curve. What was
 written after that checkpoint is dropped then, because those steps are done again: each step stands once in
@@ -23,6 +23,7 @@ from typing import Any
 
 from onecard.errors import UserError
 from onecard.files import flush_to_disk, lines_of, open_plain
+from onecard.language import _, english_of
 from onecard.run.directory import RunDirectory
 from onecard.run.stored import SCHEMA, json_lines
 from onecard.terminal import visible
@@ -47,41 +48,42 @@ class Recorder:
         paths = (directory.metrics_path, directory.events_path, directory.log_path)
         self._files = [_Lines(path, rest) for path, rest in zip(paths, unwritten, strict=True)]
         self._samples = directory.samples
-        with self._told_once():
+        with self._reported_once():
             flush_to_disk(directory.path)  # the files' names
 
     def metrics(self, **values: Any) -> None:
-        with self._told_once():
+        with self._reported_once():
             self._files[0].write(_json_line(values))
 
     def event(self, kind: str, **values: Any) -> None:
-        with self._told_once():
+        with self._reported_once():
             self._files[1].write(_json_line({"event": kind, "at": round(time.time(), 3), **values}))
 
     def log(self, line: str) -> None:
-        with self._told_once():
-            self._files[2].write(visible(line) + "\n")
+        with self._reported_once():
+            self._files[2].write(visible(str(english_of(line))) + "\n")
 
     def sample(self, step: int, text: str) -> None:
-        with self._told_once():
+        with self._reported_once():
             (self._samples / f"step-{step:08d}.txt").write_text(visible(text) + "\n", encoding="utf-8")
 
     @contextmanager
-    def _told_once(self) -> Iterator[None]:
-        """A full disk costs lines of a log, never the run; it is said once."""
+    def _reported_once(self) -> Iterator[None]:
+        """A full disk costs lines of a log, never the run; it is reported once."""
         try:
             yield
         except OSError as error:
             if error.errno not in _FULL:
                 self.disk_error = error
             if not self._failed:
-                self._say(f"note: metrics and logs cannot be written ({error}); training goes on")
+                note = _("metrics and logs cannot be written ({error}); training goes on").format(error=error)
+                self._say(_("note: {text}").format(text=note))
             self._failed = True
 
     def flush(self) -> None:
         """To the disk itself: what a checkpoint stands for is then there, even if the power fails."""
         for file in self._files:
-            with self._told_once():
+            with self._reported_once():
                 file.flush()
 
     def move(self, directory: RunDirectory) -> None:
@@ -96,7 +98,7 @@ class Recorder:
 
     def close(self) -> None:
         for file in self._files:
-            with self._told_once():
+            with self._reported_once():
                 file.close()
 
     def __enter__(self) -> Recorder:
@@ -210,7 +212,8 @@ class _Lines:
     def __init__(self, path: Path, unwritten: bytes = b"") -> None:
         if path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
             raise UserError(
-                f"{path} is not an ordinary file", hint="move it away: the run writes its own there"
+                _("{path} is not an ordinary file").format(path=path),
+                hint=_("move it away: the run writes its own file there"),
             )
         self._path, self.unwritten = path, bytearray()
         self.file = path.open("ab", buffering=0)
@@ -254,5 +257,8 @@ def _last_byte(path: Path) -> bytes:
 
 def _json_line(values: dict[str, Any]) -> str:
     # JSON has no NaN: a diverged loss is written as null rather than as a file nobody can parse.
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    clean = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else english_of(value)
+        for name, value in values.items()
+    }
     return json.dumps(clean) + "\n"

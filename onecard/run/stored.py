@@ -1,4 +1,4 @@
-"""Checkpoints as they lie on disk: which there are, and whether each is as it was written.
+"""Stored checkpoints: which there are on disk, and whether each is as it was written.
 
 A checkpoint is a folder step-00000500 with safetensors, state.json and a manifest of their sizes and hashes.
 Nothing here needs torch, but for the tensors themselves.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from onecard.errors import UserError
 from onecard.files import JSON_BYTES, file_sha256, lines_of, parse_json, read_bounded, remove_any
+from onecard.language import _
 from onecard.run.state import is_count, problem_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Checkpoint:
         except (OSError, SafetensorError) as error:
             if getattr(error, "errno", None) == errno.ENOMEM:
                 raise MemoryError(str(error)) from None
-            raise UserError(f"{self.path / name} cannot be read", str(error)) from None
+            raise UserError(_("{path} cannot be read").format(path=self.path / name), str(error)) from None
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -98,23 +99,27 @@ class _DamagedError(Exception):
 
 def _manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise _DamagedError("it is not a folder")
+        raise _DamagedError(_("it is not a folder"))
     try:
         _must_be_plain(path / MANIFEST_NAME)
         content = parse_json(read_bounded(path / MANIFEST_NAME, JSON_BYTES))
         files = content["files"]
         if content.get("schema") != SCHEMA or not isinstance(files, dict):
-            raise _DamagedError(f"{MANIFEST_NAME} was not written by this version of onecard")
+            raise _DamagedError(
+                _("{path} was not written by this version of onecard").format(name=MANIFEST_NAME)
+            )
     except OSError as error:
         raise _unreadable(path, MANIFEST_NAME, error) from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise _DamagedError(f"{MANIFEST_NAME} cannot be read") from None
+        raise _DamagedError(_("{path} cannot be read").format(path=MANIFEST_NAME)) from None
     if missing := {MODEL_NAME, OPTIMIZER_NAME, STATE_NAME} - files.keys():
-        raise _DamagedError(f"{MANIFEST_NAME} does not name {', '.join(sorted(missing))}")
+        raise _DamagedError(
+            _("{name} does not name {names}").format(name=MANIFEST_NAME, names=", ".join(sorted(missing)))
+        )
     for name, facts in files.items():
         sound = isinstance(facts, dict) and is_count(facts.get("bytes")) and Path(name).name == name
         if not sound or not isinstance(facts.get("sha256"), str):
-            raise _DamagedError(f"{MANIFEST_NAME} cannot be read")
+            raise _DamagedError(_("{path} cannot be read").format(path=MANIFEST_NAME))
     return files
 
 
@@ -126,32 +131,38 @@ def _checked_state(path: Path, step: int, files: dict[str, Any]) -> dict[str, An
     except OSError as error:
         raise _unreadable(path, STATE_NAME, error) from None
     if hashlib.sha256(content).hexdigest() != files[STATE_NAME]["sha256"]:
-        raise _DamagedError(f"the content of {STATE_NAME} has changed")
+        raise _DamagedError(_("the content of {name} has changed").format(name=STATE_NAME))
     try:
         state = parse_json(content)
     except ValueError:
         state = None
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
-        raise _DamagedError(f"{STATE_NAME} was not written by this version of onecard")
+        raise _DamagedError(_("{path} was not written by this version of onecard").format(path=STATE_NAME))
     if state.get("step") != step:
-        raise _DamagedError(f"{STATE_NAME} is of step {str(state.get('step'))[:20]}: the folder was renamed")
+        raise _DamagedError(
+            _("{name} is of step {step}: the folder was renamed").format(
+                name=STATE_NAME, step=str(state.get("step"))[:20]
+            )
+        )
     if wrong := problem_of(state):
-        raise _DamagedError(f"{STATE_NAME} says of {wrong} what cannot be")
+        raise _DamagedError(
+            _("{name} has an impossible value of {wrong}").format(name=STATE_NAME, wrong=wrong)
+        )
     return state
 
 
 def _must_be_plain(path: Path) -> None:
     """Nothing of ours is a link; through one, what is verified now could be another file later."""
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise _DamagedError(f"{path.name} is not an ordinary file")
+        raise _DamagedError(_("{name} is not an ordinary file").format(name=path.name))
 
 
 def _unreadable(path: Path, name: str, error: OSError) -> Exception:
     if isinstance(error, FileNotFoundError):
-        return _DamagedError(f"{name} is missing")
+        return _DamagedError(_("{name} is missing").format(name=name))
     if error.errno in PASSING:
         return error
-    return _DamagedError(f"{name} cannot be read: {error.strerror or error}")
+    return _DamagedError(_("{name} cannot be read: {error}").format(name=name, error=error.strerror or error))
 
 
 def best_checkpoint(checkpoints: list[Checkpoint]) -> Checkpoint | None:
@@ -177,17 +188,23 @@ def newest_intact(
         if problem is None:
             return checkpoint, damaged
         damaged.append((checkpoint, problem))
-    problems = "\n".join(f"{bad.path} is damaged ({why})" for bad, why in damaged)
+    problems = "\n".join(
+        _("{path} is damaged ({why})").format(path=bad.path, why=why) for bad, why in damaged
+    )
     raise UserError(
-        "no checkpoint of this run is intact",
+        _("no checkpoint of this run is intact"),
         problems,
-        "bring one back from a copy, or start over with --fresh (what is there is set aside)",
+        _("bring one back from a copy, or start over with --fresh (what is there is set aside)"),
     )
 
 
 def passed_over(checkpoint: Checkpoint, damaged: list[tuple[Checkpoint, str]]) -> list[str]:
-    """What to say where an older checkpoint is used."""
-    return [f"{bad.path} is damaged ({why}): step {checkpoint.step:,} is used" for bad, why in damaged]
+    """Notes on damaged checkpoints in whose place an older one is used."""
+    step = checkpoint.step
+    return [
+        _("{path} is damaged ({why}): step {step:,} is used").format(path=bad.path, why=why, step=step)
+        for bad, why in damaged
+    ]
 
 
 def damage(checkpoint: Checkpoint, *, weights_only: bool = False) -> str | None:
@@ -205,19 +222,25 @@ def damage(checkpoint: Checkpoint, *, weights_only: bool = False) -> str | None:
         try:
             _must_be_plain(path)
             if path.stat().st_size != facts["bytes"]:
-                return f"{name} has {path.stat().st_size:,} bytes instead of {facts['bytes']:,}"
+                found, wanted = path.stat().st_size, facts["bytes"]
+                return _("{name} has {found:,} bytes instead of {wanted:,}").format(
+                    name=name, found=found, wanted=wanted
+                )
             if file_sha256(path) != facts["sha256"]:
-                return f"the content of {name} has changed"
+                return _("the content of {name} has changed").format(name=name)
         except _DamagedError as problem:
             return str(problem)
         except FileNotFoundError:
-            return f"{name} is missing"
+            return _("{name} is missing").format(name=name)
         except OSError as error:
             if error.errno in PASSING:
                 raise UserError(
-                    f"{path} cannot be read now", str(error), "the file may be whole: try again", exit_code=1
+                    _("{path} cannot be read now").format(path=path),
+                    str(error),
+                    _("the file may be whole: try again"),
+                    exit_code=1,
                 ) from None
-            return f"{name} cannot be checked: {error}"
+            return _("{name} cannot be checked: {error}").format(name=name, error=error)
     return None
 
 
@@ -266,15 +289,15 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def remains(folder: Path, events: Path) -> str:
-    """What tells that a run without checkpoints once had some; empty where nothing does."""
-    told = []
+    """The signs that a run without checkpoints once had some; empty where there are none."""
+    signs = []
     if saved := _last_saved(events):
-        told.append(f"{events.name} says that step {saved:,} was saved")
+        signs.append(_("{name} says that step {saved:,} was saved").format(name=events.name, saved=saved))
     prefixes = (_QUARANTINED, _REMOVING)
     names = sorted(p.name for prefix in prefixes for p in folder.glob(f"{prefix}step-*"))
     if names:
-        told.append(f"{folder.name}/ has {', '.join(names[:3])}")
-    return "; ".join(told)
+        signs.append(_("{name}/ has {names}").format(name=folder.name, names=", ".join(names[:3])))
+    return "; ".join(signs)
 
 
 def _last_saved(events: Path) -> int | None:

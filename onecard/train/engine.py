@@ -15,23 +15,24 @@ from onecard.errors import UserError
 from onecard.hardware.cpu import available_memory
 from onecard.hardware.machine import card_behind, local_cpu
 from onecard.hardware.measured import load_measured
+from onecard.language import _, joined
 from onecard.model.attention import fastest_kernel
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
 from onecard.model.precision import card_has_bf16, torch_dtype
-from onecard.optim.held import Storage
 from onecard.optim.recipe import rules_of
+from onecard.optim.region_buffers import Storage
 from onecard.plan.bill import is_refined
 from onecard.plan.lines import GIB, total
 from onecard.plan.rates import ANY_CARD, rates_of
+from onecard.plan.resident import resident
 from onecard.plan.search import Question, chosen
-from onecard.plan.standing import standing
-from onecard.train.first_setting import open_fit, process_bytes, told_at_start
-from onecard.train.fit import Fit
+from onecard.train.first_setting import open_fit, process_bytes, setting_notes
+from onecard.train.fit import Fit, in_words
 from onecard.train.memory import allocator_bytes, cap_memory, forget, ran_out, reserve_of
-from onecard.train.neighbours import look_at, spilling_platform, told_about, told_about_spilling
+from onecard.train.other_processes import look_at, process_notes, spilling_note, spilling_platform
 from onecard.train.pace import duration
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 # Memory that no question is asked about: a CPU's.
 _FAR = 2**62
@@ -53,9 +54,9 @@ def make_room(shape: Shape, config: RunConfig, device: str, dtype: str, notes: l
     """Cap what tensors may take, choose how to run in it, and refuse what cannot fit before it is built."""
     reserve, platform = reserve_of(config, device), spilling_platform()
     if reserve is not None and config.vram_reserve is None and platform is not None:
-        notes.append(told_about_spilling(platform, int(reserve * GIB)))
-    allocator, told = cap_memory(device, config.vram_limit, reserve)
-    notes += told
+        notes.append(spilling_note(platform, int(reserve * GIB)))
+    allocator, cap_notes = cap_memory(device, config.vram_limit, reserve)
+    notes += cap_notes
     _check_dropout(shape, config)
     on_card = device.startswith("cuda")
     if allocator is None:
@@ -70,32 +71,41 @@ def make_room(shape: Shape, config: RunConfig, device: str, dtype: str, notes: l
     l2_bytes = card.l2_bytes if card is not None else None
     allowed = process_bytes(allocator) if allocator is not None else _FAR
     if not on_card and not config.eval_only:
-        notes += told_about_cpu(shape.flops_per_token * config.tokens_per_step)
+        notes += cpu_notes(shape.flops_per_token * config.tokens_per_step)
     host = available_memory() if on_card else None
     question = Question(config, shape, dtype, rates or ANY_CARD, allowed, host, capability, l2_bytes)
     try:
         fit = open_fit(question, on_card=on_card and not config.eval_only)
     except UserError as error:
-        raise _beside_others(error, question, device) from None
+        raise _others_hold_too_much(error, question, device) from None
     _check_memory(shape, config, fit.setting, device, dtype, allocator if on_card else None)
-    notes += told_at_start(fit)
+    notes += setting_notes(fit)
     return fit
 
 
-def _beside_others(error: UserError, question: Question, device: str) -> UserError:
-    """A run that does not fit beside what others hold of the card, and would without them."""
+def _others_hold_too_much(error: UserError, question: Question, device: str) -> UserError:
+    """A run that does not fit with what other processes hold of the card, and would without them."""
     alone = replace(question, allowed=torch.cuda.mem_get_info(device)[1])
     config = question.config
     found = chosen(alone)[0] if config.auto_fit else alone.answer(setting_of(config, question.shape))
     if config.vram_limit is not None or found is None or not found.fits:
         return error
-    holders = told_about(look_at(device)) or ["`onecard gpus` shows who uses it, as far as the driver tells"]
-    what = f"others hold too much of the card: {question.allowed / GIB:.2f} GiB of it are left"
-    wait = f"with the card to itself it runs with {found.words or 'the config as it stands'}"
-    return UserError(what, f"{error.why}\n{wait}", "\n".join(["close them, or wait", *holders]), exit_code=1)
+    holders = process_notes(look_at(device)) or [
+        _("`onecard gpus` shows the processes on it, as far as the driver reports them")
+    ]
+    what = _("other processes hold too much of the card: {n:.2f} GiB of it are left")
+    wait = _("with the card to itself it runs with {setting}").format(
+        setting=in_words(found) or _("the config as given")
+    )
+    return UserError(
+        what.format(n=question.allowed / GIB),
+        joined([error.why, wait], "\n"),
+        joined([_("close them, or wait"), *holders], "\n"),
+        exit_code=1,
+    )
 
 
-def told_about_cpu(flops: float) -> list[str]:
+def cpu_notes(flops: float) -> list[str]:
     """Of one step. Where it is much, how long it takes at least, by a matmul that is measured."""
     if flops < _MUCH_FOR_CPU:
         return []
@@ -107,9 +117,10 @@ def told_about_cpu(flops: float) -> list[str]:
         best = min(best, time.perf_counter() - began)
     rate = 2 * size**3 / best
     return [
-        f"this trains on the CPU: a step is {flops / 1e12:,.0f} TFLOP, and a matmul here reaches "
-        f"{rate / 1e12:.2f} TFLOPS: {duration(flops / rate)} a step at least "
-        "(onecard plan --gpu NAME says what a card would take)"
+        _(
+            "this trains on the CPU: a step is {flops:,.0f} TFLOP, and a matmul here reaches {rate:.2f} "
+            "TFLOPS: at least {time} per step (`onecard plan --gpu NAME` predicts what a card would take)"
+        ).format(flops=flops / 1e12, rate=rate / 1e12, time=duration(flops / rate))
     ]
 
 
@@ -120,13 +131,15 @@ def build_stepper(
     storage = storage_of(fit.setting)
     problem = _no_compiling(device, storage) if config.compile else None
     if problem is not None:
-        notes.append(f"running without torch.compile, it does not work here: {problem}")
+        notes.append(_("running without torch.compile, it does not work here: {why}").format(why=problem))
     compiled = config.compile and problem is None
-    if config.cuda_graphs and not _can_record(device, storage):
-        why = "needs a CUDA card" if not device.startswith("cuda") else "cannot follow totals to the host"
-        notes.append(f"cuda_graphs is not used: recording a micro-batch {why}")
+    if config.cuda_graphs and not _can_capture(device, storage):
+        if device.startswith("cuda"):
+            notes.append(_("cuda_graphs is not used: it does not work with offload=gradients"))
+        else:
+            notes.append(_("cuda_graphs is not used: it needs a CUDA card"))
     if storage.offload != "none" and not device.startswith("cuda"):
-        notes.append("offload saves a card's memory; on the CPU it only costs a copy")
+        notes.append(_("offload saves a card's memory; on the CPU it only costs a copy"))
     stepper = None
     if config.eval_only:
         _only_weights(model, device, torch_dtype(dtype))
@@ -146,7 +159,7 @@ def _first_stepper(
     chosen = fit.setting
     while True:
         try:
-            room = fit.choice.has_room_to_record
+            room = fit.choice.has_room_to_capture
             stepper = new_stepper(model, config, fit.setting, device, dtype, compiled=compiled, room=room)
             break
         except Exception as error:
@@ -155,7 +168,9 @@ def _first_stepper(
                 raise
             forget(error)
     if fit.setting != chosen:
-        notes.append(f"not enough memory at the start: running with {fit.choice.words}")
+        notes.append(
+            _("not enough memory at the start: running with {setting}").format(setting=in_words(fit.choice))
+        )
     return stepper
 
 
@@ -174,30 +189,32 @@ def new_stepper(
         model,
         device=device,
         dtype=dtype,
-        dropout=config.dropout,
-        grad_clip=config.grad_clip,
         rules=rules_of(config, model.shape),
         storage=storage_of(setting),
-        seed=config.seed,
-        compiled=compiled,
-        graphs=graphs_of(config, setting, device, compiled=compiled, room=room),
+        options=StepOptions(
+            dropout=config.dropout,
+            grad_clip=config.grad_clip,
+            seed=config.seed,
+            compiled=compiled,
+            graphs=graphs_of(config, setting, device, compiled=compiled, room=room),
+        ),
     )
 
 
 def graphs_of(
     config: RunConfig, setting: Setting, device: str, *, compiled: bool, room: bool = True
 ) -> bool | None:
-    """Are micro-batches recorded as CUDA graphs? None: where that turns out to be faster.
+    """Are micro-batches captured as CUDA graphs? None: where that turns out to be faster.
 
-    By itself only where there is predicted to be `room`: a recording that runs out takes time and gains none.
+    By itself only where there is predicted to be `room`: a capture that runs out takes time and gains none.
     """
     if config.cuda_graphs is None and not room:
         return False
     setting = replace(setting, cuda_graphs=config.cuda_graphs, compile=compiled)
-    return config.cuda_graphs if setting.may_record and _can_record(device, storage_of(setting)) else False
+    return config.cuda_graphs if setting.may_capture and _can_capture(device, storage_of(setting)) else False
 
 
-def _can_record(device: str, storage: Storage) -> bool:
+def _can_capture(device: str, storage: Storage) -> bool:
     return device.startswith("cuda") and storage.offload != "gradients"
 
 
@@ -205,7 +222,7 @@ def _no_compiling(device: str, storage: Storage) -> str | None:
     """Why not to compile, or None."""
     kept_in_bf16 = "bf16" in (storage.master_weights, storage.optim_states)
     if kept_in_bf16 and device.startswith("cuda") and not card_has_bf16(device):
-        return "this card has no bfloat16, in which masters or momenta are kept"
+        return _("this card has no bfloat16, in which masters or momenta are kept")
     return compile_problem(device)
 
 
@@ -220,43 +237,50 @@ def _only_weights(model: Decoder, device: str, compute: torch.dtype) -> None:
 def _check_memory(
     shape: Shape, config: RunConfig, setting: Setting, device: str, dtype: str, allocator: float | None
 ) -> None:
-    """What no activation can make smaller must fit, or nothing will."""
+    """Weights, gradients and states must fit, or nothing will."""
     storage, training = storage_of(setting), not config.eval_only
-    held = standing(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
+    held = resident(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
     needed = total(held.card) if training else shape.parameters * torch_dtype(dtype).itemsize
     on_card = device.startswith("cuda")
     if training and not on_card and storage.offload != "none":
         # On a CPU both are the same memory, and offloading only adds a copy.
         needed += total(held.host)
     if allocator is not None:
-        have, where = allocator, "vram_limit and vram_reserve leave"
+        have, there = allocator, _("vram_limit and vram_reserve leave {n:,.1f} GiB")
     elif on_card:
-        have, where = torch.cuda.mem_get_info(device)[0], "the card has free"
+        have, there = torch.cuda.mem_get_info(device)[0], _("{n:,.1f} GiB of the card are free")
     else:
-        have, where = local_cpu().memory_bytes or needed, "this machine has"
+        have, there = local_cpu().memory_bytes or needed, _("this machine has {n:,.1f} GiB")
     if needed > have:
-        parts = "weights, gradients and the optimizer's states" if training else "the weights"
         smaller = ["--offload=optimizer"] if training and on_card and storage.offload == "none" else []
         if training and not on_card and storage.offload != "none":
             smaller.append("--offload=none")
         if training and not storage.low_bit:
             smaller.append("--master_weights=bf16 --optim_states=int8 (low-bit)")
-        smaller.append("a smaller n_layer or n_embd")
+        smaller.append(_("a smaller n_layer or n_embd"))
+        what = _("a model of {n:,.0f}M parameters cannot be evaluated here")
+        why = _("the weights alone take {n:,.1f} GiB; {there}")
+        if training:
+            what = _("a model of {n:,.0f}M parameters cannot be trained here")
+            why = _("weights, gradients and the optimizer's states alone take {n:,.1f} GiB; {there}")
         raise UserError(
-            f"a model of {shape.parameters / 1e6:,.0f}M parameters cannot be "
-            f"{'trained' if training else 'evaluated'} here",
-            f"{parts} alone take {needed / 2**30:,.1f} GiB; {where} {have / 2**30:,.1f} GiB",
-            "needs less: " + ", or ".join(smaller),
+            what.format(n=shape.parameters / 1e6),
+            why.format(n=needed / 2**30, there=there.format(n=have / 2**30)),
+            _("needs less: {flags}").format(flags=joined(smaller)),
         )
 
 
 def _check_dropout(shape: Shape, config: RunConfig) -> None:
     """Masks count attention weights in 32 bits."""
     if config.dropout and not isinstance(shape, GPT2Shape):
-        raise UserError(f"a model of architecture {shape.arch} has no dropout", hint="--dropout=0")
+        raise UserError(
+            _("a model of architecture {arch} has no dropout").format(arch=shape.arch), hint="--dropout=0"
+        )
     if config.dropout and shape.n_head * config.block_size**2 >= 2**31:
         raise UserError(
-            f"dropout does not reach block_size {config.block_size} with {shape.n_head} heads",
-            "its masks number at most 2^31 attention weights a sequence",
+            _("dropout does not reach block_size {n} with {heads} heads").format(
+                n=config.block_size, heads=shape.n_head
+            ),
+            _("its masks number at most 2^31 attention weights a sequence"),
             "--dropout=0",
         )

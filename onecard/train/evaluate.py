@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from onecard.data.batches import FixedBlocks
+from onecard.language import _, ngettext
 from onecard.model.decoder import Decoder
 from onecard.train.target_text import TargetText
 
 if TYPE_CHECKING:
-    from onecard.train.start import Run
+    from onecard.train.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ def evaluate(
     return SetLoss(float(total) / (len(blocks) * blocks.block_size), bits_per_byte)
 
 
+def at_a_time(sequences: int) -> str:
+    return ngettext("{n} sequence at a time", "{n} sequences at a time", sequences).format(n=sequences)
+
+
 @dataclass(frozen=True)
 class Evaluation:
     train_loss: float
@@ -72,7 +77,7 @@ class Evaluation:
 
 
 def evaluate_both(
-    run: Run, inside: Callable[[str, int, int], None], stop: Callable[[], bool]
+    run: TrainingRun, inside: Callable[[str, int, int], None], stop: Callable[[], bool]
 ) -> Evaluation | None:
     """Both losses on the run's fixed blocks, or None when interrupted."""
     total = sum(len(blocks) for blocks in run.evaluation.values())
@@ -84,7 +89,7 @@ def evaluate_both(
         done += sequences
         if not first_batch:
             first_batch, first_done = done, time.perf_counter()
-        inside("evaluating, block", done, total)
+        inside(_("evaluating, block"), done, total)
 
     losses: dict[str, SetLoss] = {}
     for split, blocks in run.evaluation.items():

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from onecard.config.knobs import from_values, sound
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
+from onecard.language import _, joined, number
 from onecard.optim.schedule import (
     SCHEDULE,
     before_extension,
+    decay_steps,
     extended_from,
     peak_rate,
+    rewarm_steps,
     shown_rate,
-    way_down,
-    way_up,
 )
 
 if TYPE_CHECKING:
@@ -59,15 +60,17 @@ def _trained_with(values: Mapping[str, Any]) -> RunConfig | None:
     try:
         return sound(from_values(RunConfig, values, {}))
     except (TypeError, ValueError) as error:
-        raise UserError("the config saved with the checkpoint is damaged", str(error)) from None
+        raise UserError(_("the config saved with the checkpoint is damaged"), str(error)) from None
 
 
 def _refuse_a_new_run(config: RunConfig) -> None:
     if config.extend is not None:
         raise UserError(
-            f"--extend={config.extend} has nothing to extend",
-            "it goes on with a run, and this is a new one",
-            f"leave it out, or name the run's folder: --out_dir=FOLDER --max_iters=STEPS {_flags(config)}",
+            _("{flag} has nothing to extend").format(flag=f"--extend={config.extend}"),
+            _("it goes on with a run, and this is a new one"),
+            _("leave it out, or name the run's folder: {flags}").format(
+                flags=f"--out_dir=FOLDER --max_iters=STEPS {_flags(config)}"
+            ),
         )
 
 
@@ -82,9 +85,9 @@ def continued(
     if trained is None:
         if config.extend is not None:
             raise UserError(
-                f"what the steps until {step:,} were trained with is not known",
-                "the checkpoint does not say; so there is no rate to go on from",
-                "without --extend: the schedule as written",
+                _("the config of the steps until {step:,} is not known").format(step=step),
+                _("the checkpoint does not have it; so there is no rate to go on from"),
+                _("without --extend: the schedule as written"),
             )
         return config
     if config.extend is None:
@@ -92,8 +95,10 @@ def continued(
         return config
     if config.extend == "rewarm" and not config.extend_lr:
         raise UserError(
-            "a rewarm needs the rate it goes up to",
-            hint=f"half the peak: {_flags(proposal(trained, step, rewarm=True, config=config))}",
+            _("a rewarm needs the rate it goes up to"),
+            hint=_("half the peak: {flags}").format(
+                flags=_flags(proposal(trained, step, rewarm=True, config=config))
+            ),
         )
     for earlier in (recorded, trained):
         if earlier is not None and earlier.extended and _is_the_same(config, earlier):
@@ -107,16 +112,24 @@ def continued(
         begins, before = found
         last = shown_rate(max(begins - 1, 0), before)
         notes.append(
-            f"extended at step {begins:,} (--extend={config.extend}): the learning rate was {_sci(last)} "
-            f"until there, then {forecast(config)}"
+            _(
+                "extended at step {step:,} ({flag}): the learning rate was {rate} until there, "
+                "then {forecast}"
+            ).format(
+                step=begins, flag=f"--extend={config.extend}", rate=_sci(last), forecast=forecast(config)
+            )
         )
         if config.extend_lr is not None and config.extend_lr > _A_RISE * peak_rate(config):
-            times = f"{config.extend_lr / peak_rate(config):.2g} times"
-            notes.append(f"its peak is {times} the highest rate of the schedule, {_sci(peak_rate(config))}")
+            notes.append(
+                _("its peak is {n:.2g} times the highest rate of the schedule, {rate}").format(
+                    n=config.extend_lr / peak_rate(config), rate=_sci(peak_rate(config))
+                )
+            )
         if config.extend in ("stay", "decay") and last < _LEARNS_NOTHING * peak_rate(config):
             notes.append(
-                f"that is {_part(last, config)}, so hardly anything is learned; "
-                f"{_flags(proposal(trained, step))} goes up again"
+                _("that is {part}, so hardly anything is learned; {flags} goes up again").format(
+                    part=_part(last, config), flags=_flags(proposal(trained, step))
+                )
             )
     return config
 
@@ -130,24 +143,31 @@ def _newly_extended(config: RunConfig, step: int, trained: RunConfig, notes: lis
     if step >= config.max_iters or (config.max_iters <= trained.max_iters and trained.extend is None):
         further = 2 * max(trained.max_iters, step, 1)
         raise UserError(
-            f"--extend={config.extend} has nothing to extend",
-            f"the run is at step {step:,} and was to end at {trained.max_iters:,}; "
-            f"now it is to end at {config.max_iters:,}",
-            f"a later end: --max_iters={further} {_flags(config)}",
+            _("{flag} has nothing to extend").format(flag=f"--extend={config.extend}"),
+            _("the run is at step {step:,} and was to end at {before:,}; now it is to end at {now:,}").format(
+                step=step, before=trained.max_iters, now=config.max_iters
+            ),
+            _("a later end: {flags}").format(flags=f"--max_iters={further} {_flags(config)}"),
         )
     last = shown_rate(max(step - 1, 0), trained)
     if config.extend == "rewarm" and config.extend_lr is not None and config.extend_lr <= last * _A_RISE:
         raise UserError(
-            f"--extend_lr={config.extend_lr:g} is not above the rate of the last step, {_sci(last)}",
-            "a rewarm goes up to a peak, and down again",
-            f"{_flags(proposal(trained, step, rewarm=True))}, or --extend=stay",
+            _("{flag} is not above the rate of the last step, {rate}").format(
+                flag=f"--extend_lr={config.extend_lr:g}", rate=_sci(last)
+            ),
+            _("a rewarm goes up to a peak, and down again"),
+            _("{flags}, or --extend=stay").format(flags=_flags(proposal(trained, step, rewarm=True))),
         )
     if (
         config.extend != "schedule"
         and config.is_set("lr_decay_iters")
         and config.lr_decay_iters != trained.lr_decay_iters
     ):
-        notes.append(f"lr_decay_iters is not used: --extend={config.extend} says what the rate does")
+        notes.append(
+            _("lr_decay_iters is not used: {flag} says what the rate does").format(
+                flag=f"--extend={config.extend}"
+            )
+        )
     return extended_from(trained, step, config)
 
 
@@ -167,54 +187,75 @@ def _look_at_the_rate(config: RunConfig, step: int, trained: RunConfig, notes: l
     if longer:  # its hint is the very flag that would be refused
         notes[:] = [note for note in notes if note not in config.schedule_notes()]
     if now > _A_RISE * max(last, was_to_be):
-        notes.append(_changed("rises", config, step, trained, last, now))
+        notes.append(
+            _("the learning rate rises from {last} to {now}{times} at step {step:,}{why}").format(
+                **_change(config, step, trained, last, now)
+            )
+        )
     elif now * _A_RISE < was_to_be:
-        notes.append(_changed("falls", config, step, trained, last, now))
+        notes.append(
+            _("the learning rate falls from {last} to {now}{times} at step {step:,}{why}").format(
+                **_change(config, step, trained, last, now)
+            )
+        )
     elif longer and config.arch == "gpt2" and config.decay_lr and step >= config.lr_decay_iters:
         notes.append(
-            f"the learning rate stays at {_sci(now)} (min_lr) to the end, step {config.max_iters:,}: "
-            f"lr_decay_iters is {config.lr_decay_iters:,}"
+            _(
+                "the learning rate stays at {rate} (min_lr) to the end, step {step:,}: "
+                "lr_decay_iters is {n:,}"
+            ).format(rate=_sci(now), step=config.max_iters, n=config.lr_decay_iters)
         )
 
 
 def _would_rise(config: RunConfig, step: int, trained: RunConfig, last: float, now: float) -> UserError:
-    times = f" (×{now / last:.2g})" if last else ""
-    ways = [dataclasses.replace(config, extend=way, extend_lr=None) for way in ("stay", "decay", "schedule")]
-    ways.insert(1, proposal(trained, step, rewarm=True, config=config))
+    choices = [dataclasses.replace(config, extend=e, extend_lr=None) for e in ("stay", "decay", "schedule")]
+    choices.insert(1, proposal(trained, step, rewarm=True, config=config))
     if last < _LEARNS_NOTHING * peak_rate(trained):
-        ways = [way for way in ways if way.extend not in ("stay", "decay")]
-    rows = [(_flags(way), forecast(extended_from(trained, step, way))) for way in ways]
-    width = max(len(flags) for flags, _ in rows)
-    cause = f"--max_iters={config.max_iters}"
-    why = f"the schedule is stretched over the whole new length: step {step:,} comes earlier in it"
+        choices = [choice for choice in choices if choice.extend not in ("stay", "decay")]
+    rows = [(_flags(choice), forecast(extended_from(trained, step, choice))) for choice in choices]
+    width = max(len(flags) for flags, _forecast in rows)
+    what = _("{flag} would raise the learning rate from {last} to {now}{times} at step {step:,}")
+    flag = f"--max_iters={config.max_iters}"
+    why = _("the schedule is stretched over the whole new length: step {step:,} comes earlier in it").format(
+        step=step
+    )
     if config.max_iters <= trained.max_iters:
-        cause, why = (
-            f"leaving out --extend={trained.extend}",
-            f"the schedule as written ends at {config.max_iters:,}",
-        )
+        what = _("without {flag} the learning rate would rise from {last} to {now}{times} at step {step:,}")
+        flag = f"--extend={trained.extend}"
+        why = _("the schedule as written ends at {step:,}").format(step=config.max_iters)
     if len(rows) < 4:
-        why += f"\nthe last rate is {_part(last, trained)}: to stay there would teach it hardly anything"
+        low = _("the last rate is {part}: to stay there would teach it hardly anything").format(
+            part=_part(last, trained)
+        )
+        why = joined([why, low], "\n")
     return UserError(
-        f"{cause} would raise the learning rate from {_sci(last)} to {_sci(now)}{times} at step {step:,}",
+        what.format(flag=flag, last=_sci(last), now=_sci(now), times=_times(last, now), step=step),
         why,
-        "say what it is to do\n" + "\n".join(f"{flags:<{width}}   {what}" for flags, what in rows),
+        joined([_("choose what it is to do"), *(joined([f"{f:<{width}}", w], "   ") for f, w in rows)], "\n"),
     )
 
 
-def _changed(how: str, config: RunConfig, step: int, trained: RunConfig, last: float, now: float) -> str:
-    times = f" (×{now / last:.2g})" if last else ""
+def _times(last: float, now: float) -> str:
+    return _(" (×{n:.2g})").format(n=now / last) if last else ""
+
+
+def _change(config: RunConfig, step: int, trained: RunConfig, last: float, now: float) -> dict[str, Any]:
     other = [
-        f"{name} is {_value(config, name)} now, {_value(trained, name)} before"
+        _("{name} is {now} now, {before} before").format(
+            name=name, now=_value(config, name), before=_value(trained, name)
+        )
         for name in SCHEDULE
         if getattr(config, name) != getattr(trained, name)
     ]
-    why = f": {', '.join(other)}" if other else ""
-    return f"the learning rate {how} from {_sci(last)} to {_sci(now)}{times} at step {step:,}{why}"
+    why = joined([": ", joined(other)], "") if other else ""
+    return {"last": _sci(last), "now": _sci(now), "times": _times(last, now), "step": step, "why": why}
 
 
 def _value(config: RunConfig, name: str) -> str:
     value = getattr(config, name)
-    return f"{value:g}" if isinstance(value, float) else "not set" if value is None else str(value)
+    if value is None:
+        return _("not set")
+    return number(value, "g") if isinstance(value, float) else str(value)
 
 
 def forecast(config: RunConfig) -> str:
@@ -224,18 +265,22 @@ def forecast(config: RunConfig) -> str:
     begins, end = found[0], config.max_iters
     first = shown_rate(begins, config)
     if config.extend == "stay":
-        return f"{_sci(first)} to the end (step {end:,})"
+        return _("{rate} to the end (step {step:,})").format(rate=_sci(first), step=end)
     if config.extend == "decay":
-        level = end - way_down(begins, config)
-        until = f"{_sci(first)} until step {level:,}, then " if level > begins else ""
-        return f"{until}to 0 at {end:,}"
-    if config.extend == "rewarm":
-        top = min(begins + way_up(begins, config), end)
-        return (
-            f"up to {_sci(config.extend_lr or 0.0)} by step {top:,}, "
-            f"down to {_sci(shown_rate(end, config))} at {end:,}"
+        level = end - decay_steps(begins, config)
+        if level <= begins:
+            return _("to 0 at {step:,}").format(step=end)
+        return _("{rate} until step {level:,}, then to 0 at {step:,}").format(
+            rate=_sci(first), level=level, step=end
         )
-    return f"as written: {_sci(first)} at once, {_sci(shown_rate(end, config))} at {end:,}"
+    if config.extend == "rewarm":
+        top = min(begins + rewarm_steps(begins, config), end)
+        return _("up to {rate} by step {top:,}, down to {last} at {step:,}").format(
+            rate=_sci(config.extend_lr or 0.0), top=top, last=_sci(shown_rate(end, config)), step=end
+        )
+    return _("as written: {rate} at once, {last} at {step:,}").format(
+        rate=_sci(first), last=_sci(shown_rate(end, config)), step=end
+    )
 
 
 def proposal(
@@ -262,12 +307,13 @@ def _flags(config: RunConfig) -> str:
 
 
 def _part(rate: float, config: RunConfig) -> str:
-    return f"{rate / peak_rate(config):.2g} of the peak, {_sci(peak_rate(config))}"
+    return _("{part:.2g} of the peak, {rate}").format(
+        part=rate / peak_rate(config), rate=_sci(peak_rate(config))
+    )
 
 
 def _sci(rate: float) -> str:
-    """As 6e-05 or 3.5e-04: in figures that are told apart."""
+    """As 6e-05 or 3.5e-04: as many figures as set rates apart."""
     if not rate:
         return "0"
-    figures, _, power = f"{rate:.1e}".partition("e")
-    return f"{figures.removesuffix('.0')}e{power}"
+    return number(rate, ".0e" if f"{rate:.1e}".partition("e")[0].endswith(".0") else ".1e")

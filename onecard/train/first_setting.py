@@ -1,4 +1,4 @@
-"""The setting a run begins with, and what is told about it; or why there is none."""
+"""The setting a run begins with, and the notes about it; or why there is none."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 from onecard.config.resolve import setting_of
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
+from onecard.language import _, joined
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.search import Choice, Question, by_kind, chosen, pinned, smallest
-from onecard.train.fit import Fit
+from onecard.train.fit import Fit, in_words
 
 
 def open_fit(question: Question, *, on_card: bool) -> Fit:
-    """The setting to begin with. On a CPU the config as it stands: its memory is not a card's."""
+    """The setting to begin with. On a CPU the config as given: its memory is not a card's."""
     config = question.config
     given = question.answer(setting_of(config, question.shape))
     if not on_card:
@@ -30,24 +31,31 @@ def open_fit(question: Question, *, on_card: bool) -> Fit:
     return Fit(question, found.setting, enabled=True)
 
 
-def told_at_start(fit: Fit) -> list[str]:
-    """What differs from the config as it stands, and why."""
+def setting_notes(fit: Fit) -> list[str]:
+    """What differs from the config as given, and why."""
     question, setting = fit.question, fit.setting
     given = question.answer(setting_of(question.config, question.shape))
     if setting == given.setting:
         return []
-    need, there = (f"{choice.bill.process / GIB:.2f}" for choice in (given, fit.choice))
-    have = f"{question.allowed / GIB:.2f} GiB"
+    need, now = (choice.bill.process / GIB for choice in (given, fit.choice))
+    figures = {"setting": in_words(fit.choice), "need": need, "now": now, "have": question.allowed / GIB}
     if given.fits:
         gain = fit.choice.tokens_per_s / given.tokens_per_s - 1
         return [
-            f"running with {fit.choice.words}: the same step, {gain:.0%} faster by prediction, {there} GiB "
-            f"of {have} instead of {need} (auto_fit=False runs it as it stands)"
+            _(
+                "running with {setting}: the same step, {gain:.0%} faster by prediction; it needs {now:.2f} "
+                "GiB of {have:.2f} instead of {need:.2f} (auto_fit=False runs the config as given)"
+            ).format(gain=gain, **figures)
         ]
-    told = [f"as it stands it needs {need} of {have}: running with {fit.choice.words} instead ({there} GiB)"]
+    notes = [
+        _(
+            "the config as given needs {need:.2f} GiB of {have:.2f}: "
+            "running with {setting} instead ({now:.2f} GiB)"
+        ).format(**figures)
+    ]
     if not setting.exact and given.setting.exact:
-        told.append("nothing exact fits: this is low-bit training (bf16 masters, int8 states)")
-    return told
+        notes.append(_("nothing exact fits: this is low-bit training (bf16 masters, int8 states)"))
+    return notes
 
 
 def plan_of(fit: Fit, *, on_card: bool) -> dict[str, Any]:
@@ -79,43 +87,51 @@ def plan_of(fit: Fit, *, on_card: bool) -> dict[str, Any]:
 def _does_not_fit(question: Question, given: Choice) -> UserError:
     fitting = sorted((c for _name, c in by_kind(question) if c.fits), key=lambda c: -c.tokens_per_s)
     exact = [c for c in fitting if c.setting.exact] or fitting
-    hint = "\n".join(f"fits: {choice.words} ({_pace(choice)})" for choice in exact[:3])
-    hint += "\nauto_fit=True chooses by itself" if fitting else "nothing else fits either: onecard plan"
-    return UserError("this config does not fit, and auto_fit is off", _shortage(given), hint, exit_code=1)
+    hints = [
+        _("fits: {setting} ({pace})").format(setting=in_words(choice), pace=_pace(choice))
+        for choice in exact[:3]
+    ]
+    if fitting:
+        hints.append(_("auto_fit=True chooses by itself"))
+    else:
+        hints.append(_("nothing else fits either: {command}").format(command="onecard plan"))
+    what = _("this config does not fit, and auto_fit is off")
+    return UserError(what, _shortage(given), joined(hints, "\n"), exit_code=1)
 
 
 def _cannot_fit(question: Question, nearest: Choice) -> UserError:
     """Whose fault it is: values the user pinned, or the model's size."""
     fixed = tuple(pinned(question.config))
     for names in (*((name,) for name in fixed), fixed):
-        found, _ = chosen(replace(question, config=_unpinned(question.config, names)))
+        found, _exact = chosen(replace(question, config=_unpinned(question.config, names)))
         if names and found is not None:
-            said = " and ".join(f"{name}={getattr(question.config, name)}" for name in names)
+            fixed_values = " ".join(f"--{name}={getattr(question.config, name)}" for name in names)
             return UserError(
-                f"with {said} it cannot fit",
+                _("with {flags} it cannot fit").format(flags=fixed_values),
                 _shortage(nearest),
-                f"without: {found.words}, {_pace(found)}",
+                _("without: {setting}, {pace}").format(setting=in_words(found), pace=_pace(found)),
                 exit_code=1,
             )
     return UserError(
-        "this model does not fit in any setting",
+        _("this model does not fit in any setting"),
         _shortage(nearest),
-        "a smaller n_layer or n_embd, or a shorter block_size; `onecard plan --largest` says what fits",
+        _("a smaller n_layer or n_embd, or a shorter block_size; `onecard plan --largest` shows what fits"),
         exit_code=1,
     )
 
 
 def _shortage(choice: Choice) -> str:
     lines = sorted(choice.bill.all_lines(), key=lambda line: -line.bytes)[:4]
-    parts = ", ".join(f"{line.name} {line.gib:.2f}" for line in lines)
-    have = choice.question.allowed / GIB
+    parts = joined(_("{what} {n:.2f}").format(what=_(line.name), n=line.gib) for line in lines)
     if choice.short <= 0:
-        return f"{choice.host_short / GIB:.1f} GiB of host memory are missing"
-    return f"{choice.bill.process / GIB:.2f} GiB are needed ({parts} ...), {have:.2f} are there"
+        return _("{n:.1f} GiB of host memory are missing").format(n=choice.host_short / GIB)
+    return _("{need:.2f} GiB are needed ({parts} ...), {there:.2f} are there").format(
+        need=choice.bill.process / GIB, parts=parts, there=choice.question.allowed / GIB
+    )
 
 
 def _pace(choice: Choice) -> str:
-    return f"{choice.tokens_per_s:,.0f} tokens/s expected"
+    return _("{n:,.0f} tokens/s expected").format(n=choice.tokens_per_s)
 
 
 def _unpinned(config: RunConfig, names: tuple[str, ...]) -> RunConfig:

@@ -1,9 +1,9 @@
 """A trainer that does not run out: the planner's fastest setting for the memory there is now, and the next
 one when memory turns out to be less.
 
-What may change is arch/setting.py's Setting: micro-batch, loss chunk, recompute, offload. All exact settings
+What may change is arch/layout.py's Setting: micro-batch, loss chunk, recompute, offload. All exact settings
 compute the same step, so one that ran out is simply done again by another; tokens per step, data and learning
-rates do not notice. This module decides; refit.py and parking.py carry it out; the loop tries
+rates do not notice. This module decides; refit.py and host_copy.py put the setting in place; the loop tries
 again. What a run begins with is first_setting.py's.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from onecard.arch.layout import Setting
 from onecard.config.resolve import setting_of
+from onecard.language import _, joined
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import (
     Choice,
@@ -39,7 +40,7 @@ _WORTH_CHANGING = 1.03
 _WORTH_RETURNING = 1.002
 # At the bottom there is nothing smaller, but whoever took the memory may give it back: so often is it tried
 # again, without a step getting through in between.
-_MOST_IN_VAIN = 8
+_MOST_RETRIES = 8
 
 
 @dataclass
@@ -49,6 +50,16 @@ class Failure:
     again_at: int
     patience: int = _PATIENCE
     ran_out: bool = False  # since it was last in use
+
+
+def in_words(choice: Choice) -> str:
+    """A setting as flags of `onecard train`, and what flags cannot say."""
+    if not choice.last_micro_batch:
+        return choice.flags
+    split = _("(micro-batches of {n}, the last of {last})").format(
+        n=choice.setting.micro_batch, last=choice.last_micro_batch
+    )
+    return joined(filter(None, (choice.flags, split)), " ")
 
 
 class Fit:
@@ -63,14 +74,16 @@ class Fit:
         self._sizes = {setting.micro_batch}
         self._failed: dict[Setting, Failure] = {}
         self._known: dict[Setting, tuple[Choice, Choice]] = {}
-        self._barred: tuple[int, Callable[[Choice], bool]] | None = None  # what the host refused; until when
-        self.in_vain = 0  # tries at the bottom since a step got through
+        self._barred: tuple[int, Callable[[Choice], bool]] | None = (
+            None  # what host memory had no room for; until when
+        )
+        self.retries = 0  # tries at the bottom since a step got through
         self._no_sample = False
         self._daring = False  # was the present setting taken though its bill was too large?
 
     @property
     def as_given(self) -> bool:
-        """Is the config carried out as it stands? Then there is nothing to climb to."""
+        """Is the setting the config's own? Then there is nothing to climb to."""
         return self.setting == self._given.setting
 
     @property
@@ -81,9 +94,16 @@ class Fit:
     def choice(self) -> Choice:
         return self.question.answer(self.setting)
 
+    @property
+    def predicted_seconds(self) -> float | None:
+        """Of a step in the present setting; None where nothing is predicted: on a CPU, on an unknown card."""
+        if not self._on_card or self.question.rates is ANY_CARD or self.choice.step is None:
+            return None
+        return self.choice.step.seconds
+
     @cached_property
     def _settings(self) -> list[Setting]:
-        """Every way there is. Masters and states in the bits they have: others would be another training."""
+        """All settings. Masters and states in the bits they have: others would be another training."""
         now = self.setting
         names = ["master_weights", "optim_states", "compile", *(() if self.may_offload else ("offload",))]
         kept: dict[str, Any] = {n: getattr(now, n) for n in names}
@@ -95,22 +115,22 @@ class Fit:
         """On a CPU it takes more of the very memory that ran out."""
         return self._on_card
 
-    def room_to_record(self, allocator: float | None) -> bool:
-        """For a graph beside what the present setting needs, of `allocator` bytes; None: as at the start."""
+    def room_to_capture(self, allocator: float | None) -> bool:
+        """For a CUDA graph, of `allocator` bytes, besides the present setting. None: as at the start."""
         now = self.choice
         if allocator is None:
-            return now.has_room_to_record
-        return now.bill.need + now.recording_bytes <= allocator
+            return now.has_room_to_capture
+        return now.bill.need + now.capture_bytes <= allocator
 
     def _with(self, setting: Setting, allocator: float) -> Choice:
-        """As fast as it is with so much memory for tensors: a recorded graph takes some of it. Whether the
+        """As fast as it is with so much memory for tensors: a CUDA graph takes some of it. Whether the
         setting itself fits is judged when it is taken."""
         roomy, bare = self._known.get(setting, (None, None))
         if roomy is None or bare is None:
             roomy = replace(self.question, allowed=2**62).answer(setting)
             bare = replace(self.question, allowed=roomy.bill.process).answer(setting)
             self._known[setting] = roomy, bare  # billed and timed once
-        return roomy if roomy.bill.need + roomy.recording_bytes <= allocator else bare
+        return roomy if roomy.bill.need + roomy.capture_bytes <= allocator else bare
 
     def down(self, step: int, allocator: float | None = None) -> Setting | None:
         """After running out: the next-fastest setting with a lower peak. None: there is none.
@@ -137,13 +157,13 @@ class Fit:
         rest = [c for c in self._candidates(there) if c.bill.need < self.choice.bill.need]
         if rest and (found := self._take([smallest(rest)], step)) is not None:
             return found
-        self.in_vain += 1
-        return self.setting if self.in_vain <= _MOST_IN_VAIN else None
+        self.retries += 1
+        return self.setting if self.retries <= _MOST_RETRIES else None
 
     def refused(self, step: int, allocator: float | None = None, stays: str | None = None) -> Setting | None:
-        """After the host had no room for the present setting, which the card had: the fastest of those that
-        ask less of it. `stays`: it had none for the move itself, so masters and states stay where they are.
-        None: there is none, or the host was not asked for anything.
+        """After host memory had no room for the present setting, though the card had: the fastest of those
+        that ask less of it. `stays`: it had none for the move itself, so masters and states stay.
+        None: there is none, or the setting needs no host memory.
         """
         asked, there = self.choice.bill.host, math.inf if allocator is None else allocator
         if not self.enabled or (stays is None and not asked):
@@ -163,7 +183,7 @@ class Fit:
         return None
 
     def spare_the_host(self, step: int) -> None:
-        """It has run out: nothing that asks more of it than the present setting, for a while."""
+        """Host memory has run out: nothing that asks more of it than the present setting, for a while."""
         asked = self.choice.bill.host
         self._barred = step + _PATIENCE, lambda c: c.bill.host > asked
 
@@ -178,13 +198,13 @@ class Fit:
 
     @property
     def least_need(self) -> int:
-        """Bytes for tensors of the smallest setting there is, without what the host has refused."""
+        """Bytes for tensors of the smallest setting of those that host memory has room for."""
         every = [self.question.answer(setting) for setting in self._settings]
         return min(choice.bill.need for choice in [c for c in every if not self._is_barred(c)] or every)
 
     def progressed(self) -> None:
         """A step got through, or there is memory again."""
-        self.in_vain = 0
+        self.retries = 0
 
     def evaluate_less(self, step: int) -> bool:
         """After an evaluation ran out: fewer sequences at a time. False: it is one already."""
@@ -271,7 +291,7 @@ class Fit:
 
     def _candidates(self, allocator: float) -> Iterator[Choice]:
         """Of few sizes of micro-batches. The smallest is always one of them: it may be all that fits. Without
-        what the host has refused."""
+        those that host memory has no room for."""
         smallest_size = min(setting.micro_batch for setting in self._settings)
         known = self._sizes | {smallest_size}
         full = len(known) >= MOST_MICRO_BATCHES

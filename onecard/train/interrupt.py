@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from types import FrameType, TracebackType
 
 from onecard.errors import EndedAtOnce
+from onecard.language import _
 
 # Ctrl-C, a polite kill, a terminal that is closed, a batch system's limit of CPU time, a power supply on its
 # battery. Windows has the first two only.
@@ -24,8 +25,8 @@ _STOP = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGPWR")
 _SAVE = "SIGUSR1"
 # What ends a run at once, if one of these has come before.
 _INSISTS = {"SIGINT": {"SIGINT", "SIGTERM", "SIGHUP"}, "SIGTERM": {"SIGTERM"}}
-# Two signals so close together are one wish: a key held down, a terminal and a shell that both pass it on.
-_ONE_WISH_SECONDS = 1.0
+# Two signals so close together are one request: a key held down, a terminal and a shell that both pass it on.
+_ONE_REQUEST_SECONDS = 1.0
 _LOOK_EVERY = 0.05
 
 
@@ -97,9 +98,9 @@ class StopRequest:
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         now, name = time.monotonic(), signal.Signals(number).name
         insists = name in _INSISTS and bool(self._waiting or _INSISTS[name] & self._heard)
-        another = insists and now - self._at >= _ONE_WISH_SECONDS
+        another = insists and now - self._at >= _ONE_REQUEST_SECONDS
         if another or (not insists and name not in self._heard):
-            self._at = now  # what comes twice is one wish, also where something else had come long before
+            self._at = now  # what comes twice is one request, also where something else had come long before
         self._heard.add(name)
         if self.count and not another:
             return
@@ -129,7 +130,8 @@ def nothing_to_save() -> Iterator[None]:
 
 def _say_nothing_to_save(number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(OSError):  # no print: it may have come in the middle of one
-        os.write(2, b"note: asked by SIGUSR1 to save: there is nothing to save now\n")
+        note = _("note: {text}").format(text=_("asked by SIGUSR1 to save: there is nothing to save now"))
+        os.write(2, f"{note}\n".encode(errors="replace"))
 
 
 @contextlib.contextmanager

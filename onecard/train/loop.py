@@ -15,6 +15,7 @@ from onecard.config.run import RunConfig
 from onecard.data.prefetch import Prefetcher
 from onecard.errors import first_line
 from onecard.hardware.machine import resolve_device
+from onecard.language import _
 from onecard.optim.schedule import rates, shown_rate
 from onecard.run.checkpoint import SaveError
 from onecard.run.pause import PauseRequest
@@ -24,12 +25,13 @@ from onecard.train.failures import DivergedError, diverged, explained, is_beyond
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
 from onecard.train.memory import is_out_of_memory, out_of_memory
-from onecard.train.probe import probes
+from onecard.train.probes import probes
 from onecard.train.refit import Refit
 from onecard.train.saving import Saver, prepare_folder
-from onecard.train.start import Run, open_run
+from onecard.train.start import open_run
 from onecard.train.step import Stepper, StepResult, read
 from onecard.train.summary import Summary
+from onecard.train.training_run import TrainingRun
 
 # Figures are this old at most, however rare the log lines are.
 GLANCE_SECONDS = 1.0
@@ -51,7 +53,7 @@ def train(config: RunConfig) -> Summary:
         pause = PauseRequest(run.directory)  # first: who asks now is answered by this run, not the last
         run.look_again()
         if set_aside is not None:
-            run.notes.append(f"the earlier run is kept in {set_aside}")
+            run.notes.append(_("the earlier run is kept in {folder}").format(folder=set_aside))
         prepare_folder(run)
         with Journal(run) as journal, StopRequest() as stop:
             return Training(run, journal, stop, pause, Saver(run, journal, stop, claims)).go()
@@ -61,7 +63,7 @@ class Training:
     """One run, from where it is to its horizon."""
 
     def __init__(
-        self, run: Run, journal: Journal, stop: StopRequest, pause: PauseRequest, saver: Saver
+        self, run: TrainingRun, journal: Journal, stop: StopRequest, pause: PauseRequest, saver: Saver
     ) -> None:
         assert run.stepper is not None, "opened for evaluation only"
         self.run, self.position = run, run.position
@@ -85,18 +87,18 @@ class Training:
             raise  # what was computed since the last checkpoint is not worth keeping
         except Exception as error:
             lost = is_beyond_recovery(error)
-            if not isinstance(error, SaveError) and (self.run.parked is not None or not lost):
+            if not isinstance(error, SaveError) and (self.run.host_copy is not None or not lost):
                 self._rescue(card_lost=lost)
-            told = explained(error, self.run, self.saver.saved_step)
-            if told is error:
+            explanation = explained(error, self.run, self.saver.saved_step)
+            if explanation is error:
                 raise
-            raise told from error
+            raise explanation from error
         finally:
             self.pause.ended()
             self.run.identity.stop()
 
     def _until_changed(self, batches: Prefetcher) -> bool:
-        """Step after step, to the end (True) or until steps are to be carried out in another way."""
+        """Step after step, to the end (True) or until the setting has changed."""
         while True:
             step, last = self.position.step, self.position.step >= self.config.max_iters
             due, doing = step % self.config.eval_interval == 0 or last, "training"
@@ -123,7 +125,7 @@ class Training:
                     self.refit.pause(self.pause, self.stop, self._save_settled)
                     return self.stop()
                 if called_off:
-                    continue  # for a pause that is no longer wished
+                    continue  # for a pause that is no longer requested
                 while self._unproved:
                     doing, probe = self._unproved[0]
                     probe()
@@ -170,7 +172,7 @@ class Training:
             micros,
             rates(step, self.config),
             stop=self._called_off,
-            on_micro=lambda done, total: self.journal.display.inside("micro-batch", done, total),
+            on_micro=lambda done, total: self.journal.display.inside(_("micro-batch"), done, total),
         )
         if result is None:
             return False
@@ -180,7 +182,7 @@ class Training:
         self.journal.worked(time.perf_counter() - began, steps=1)
         if step % self.config.log_interval == 0 or step + 1 == self.config.max_iters:
             self._settle()
-            self.journal.tell(self.stepper.news())
+            self.journal.note(self.stepper.notes())
             self.journal.stepped(step, float(result.loss), float(result.grad_norm), rate)
             self._glanced = time.perf_counter()
             self._watch()
@@ -200,12 +202,12 @@ class Training:
         if not self._in_flight:
             return
         began = time.perf_counter()
-        figures = read([result for _, result in self._in_flight])
+        figures = read([result for _step, result in self._in_flight])
         self.journal.worked(time.perf_counter() - began)
-        for (step, _), (loss, norm) in zip(self._in_flight, figures, strict=True):
+        for (step, _result), (loss, norm) in zip(self._in_flight, figures, strict=True):
             if what := not_a_number(loss, norm, self.run.dtype):
                 self.journal.diverged(step, loss, norm)
-                raise self._diverged(f"{what} at step {step}")
+                raise self._diverged(_("{what} at step {step:,}").format(what=what, step=step))
         self._in_flight = []
         self.refit.settled()
 
@@ -222,7 +224,11 @@ class Training:
         if found is None:
             return  # the loop sees why
         if not math.isfinite(found.val_loss):
-            raise self._diverged(f"the validation loss is {found.val_loss} at step {step}")
+            raise self._diverged(
+                _("the validation loss is {value} at step {step:,}").format(
+                    value=str(found.val_loss), step=step
+                )
+            )
         position.evaluated(found)
         self.saver.evaluated = (step, found.val_loss)
         self._sample_step = step
@@ -254,7 +260,7 @@ class Training:
 
     def _rescue(self, *, card_lost: bool) -> None:
         """Something failed: keep the steps since the last checkpoint if they are whole."""
-        stepper = self.run.stepper  # None: it failed between two settings, and the state is parked
+        stepper = self.run.stepper  # None: it failed between two settings, and there is a host copy
         if self.saver.is_saved or (stepper is not None and stepper.updating):
             return
         say = self.journal.display.say
@@ -262,10 +268,11 @@ class Training:
             if card_lost:
                 # The last losses are gone with it; whether the run had diverged, the weights tell.
                 self._in_flight = []
-                if self.run.parked is not None and not self.run.parked.is_finite():
-                    raise self._diverged("the weights are no longer numbers")
+                if self.run.host_copy is not None and not self.run.host_copy.is_finite():
+                    raise self._diverged(_("the weights are no longer numbers"))
             self._settle()
             self.saver.write()
-            say(f"saved step {self.position.step:,} before giving up", "yellow")
-        except Exception as error:  # the first failure is the one to report; this one is only said
-            say(f"step {self.position.step:,} could not be saved: {first_line(error)}", "red")
+            say(_("saved step {step:,} before giving up").format(step=self.position.step), "yellow")
+        except Exception as error:  # the first failure is the one to raise; this one is only shown
+            text = _("step {step:,} could not be saved: {error}")
+            say(text.format(step=self.position.step, error=first_line(error)), "red")

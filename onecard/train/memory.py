@@ -13,9 +13,10 @@ import torch
 from onecard.config.run import RunConfig
 from onecard.errors import UserError, first_line
 from onecard.hardware.machine import local_gpus
+from onecard.language import N_, _, joined
 from onecard.plan.bill import CONTEXT
 from onecard.plan.search import pinned
-from onecard.train.neighbours import careful_bytes, spilling_platform
+from onecard.train.other_processes import careful_bytes, spilling_platform
 
 # In the order in which torch looks for them; the older name is known to every version.
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -30,8 +31,9 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # on a full card
     "CUDA error: out of memory", "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory",
 )  # fmt: skip
-_LOW_BIT = "--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training"
-_SMALLER = "a smaller model or a shorter --block_size needs less of everything"
+_LOW_BIT = N_("--master_weights=bf16 --optim_states=int8 trains in low bits: not the same training")
+_SMALLER = N_("a smaller model or a shorter --block_size needs less of everything")
+_CLOSE = N_("close other programs that use the card")
 # By card: what CUDA itself took when the limit was set. Asking again takes a kernel and memory, and is asked
 # for just when there is none.
 _contexts: dict[int, int] = {}
@@ -88,22 +90,26 @@ def cap_memory(
     if limit_gib is None and reserve_gib is None:
         return None, []
     if not device.startswith("cuda"):
-        return None, ["vram_limit and vram_reserve are about a card; this run computes on the CPU"]
+        return None, [_("vram_limit and vram_reserve are about a card; this run computes on the CPU")]
     context = _contexts[_index(device)] = _context_bytes(device)
     free, total = torch.cuda.mem_get_info(device)
     allocator = allocator_bytes(device, limit_gib, reserve_gib)
     assert allocator is not None
     if allocator <= 0:
         raise UserError(
-            "vram_limit and vram_reserve leave nothing to train in",
-            f"{free / 2**30:.2f} GiB of {total / 2**30:.2f} are free; CUDA takes {context / 2**30:.2f}",
-            "raise --vram_limit, lower --vram_reserve, or close what else uses the card",
+            _("vram_limit and vram_reserve leave nothing to train in"),
+            _("{free:.2f} GiB of {total:.2f} are free; CUDA itself takes {own:.2f}").format(
+                free=free / 2**30, total=total / 2**30, own=context / 2**30
+            ),
+            _("raise --vram_limit, lower --vram_reserve, or close other programs that use the card"),
         )
     index, share = _index(device), min(1.0, allocator / total)
     _own_caps[index] = (share, torch.cuda.get_per_process_memory_fraction(index))
     torch.cuda.set_per_process_memory_fraction(share, index)
-    told = f"tensors may take {allocator / 2**30:.2f} GiB of the card (CUDA itself: {context / 2**30:.2f})"
-    return allocator, [told]
+    note = _("tensors may take {n:.2f} GiB of the card (CUDA itself: {own:.2f})").format(
+        n=allocator / 2**30, own=context / 2**30
+    )
+    return allocator, [note]
 
 
 def cap_again(device: str, limit_gib: float | None, reserve_gib: float | None) -> None:
@@ -177,12 +183,12 @@ def _context_bytes(device: str) -> int:
     torch.mm(square, square)  # a context, and the matmul library in it
     torch.cuda.synchronize(device)
     held = process_bytes_on(device)
-    # WSL and containers do not tell.
+    # WSL and containers do not report it.
     return CONTEXT if held is None else max(held - torch.cuda.memory_reserved(device), 0)
 
 
 def process_bytes_on(device: str) -> int | None:
-    """What this process holds of the card in all; None where the driver does not tell."""
+    """What this process holds of the card in all; None where the driver does not report it."""
     if not device.startswith("cuda"):
         return None
     uuid = str(torch.cuda.get_device_properties(device).uuid)
@@ -217,7 +223,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _OUT_OF_MEMORY)
 
 
-def is_the_hosts(error: BaseException) -> bool:
+def is_of_host_memory(error: BaseException) -> bool:
     """Out of memory, and not of the card's."""
     if not is_out_of_memory(error) or isinstance(error, torch.OutOfMemoryError):
         return False
@@ -225,7 +231,7 @@ def is_the_hosts(error: BaseException) -> bool:
 
 
 def ran_out(error: BaseException) -> bool:
-    """The same, or the host has refused what was to move there: a UserError."""
+    """The same, or host memory has no room for what was to move there: a UserError."""
     return is_out_of_memory(error) or isinstance(error, UserError)
 
 
@@ -250,43 +256,56 @@ def out_of_memory(
     `opening`: what happened, where there was no step yet.
     """
     if tried is not None:
-        ways = [_LOW_BIT] if _could_be_lower(config) else []
+        hints = [_(_LOW_BIT)] if _could_be_lower(config) else []
         smallest = {"recompute": "block", "offload": "gradients"}
         held = [f"--{n}={v}" for n, v in pinned(config).items() if smallest.get(n, v) != v]
         if held:
-            ways.insert(0, f"without your {' and '.join(held)} it could go on in less memory, and slower")
-        ways += ["close what else uses the card", _SMALLER] if device.startswith("cuda") else [_SMALLER]
-        return UserError("out of memory", f"even with {tried}", "\n".join(ways), exit_code=1)
-    ways = _for_training(config, on_card=device.startswith("cuda"))
+            hints.insert(
+                0,
+                _("without your {flags} it could go on in less memory, and slower").format(
+                    flags=" ".join(held)
+                ),
+            )
+        hints += [_(_CLOSE), _(_SMALLER)] if device.startswith("cuda") else [_(_SMALLER)]
+        why = _("even with {setting}").format(setting=tried)
+        return UserError(_("out of memory"), why, joined(hints, "\n"), exit_code=1)
+    hints = _for_training(config, on_card=device.startswith("cuda"))
     if config.eval_only:
         half = max(1, config.batch_size // 2)
-        ways = [
-            f"--batch_size={half} --eval_iters={2 * config.eval_iters} evaluates as much in smaller pieces"
-        ]
-    ways.append(_SMALLER)
-    why = f"a micro-batch of {config.batch_size} sequences of {config.block_size} tokens does not fit"
+        flags = f"--batch_size={half} --eval_iters={2 * config.eval_iters}"
+        hints = [_("{flags} evaluates as much in smaller pieces").format(flags=flags)]
+    hints.append(_(_SMALLER))
+    why = _("a micro-batch of {n} sequences of {tokens} tokens does not fit").format(
+        n=config.batch_size, tokens=config.block_size
+    )
     if opening is not None:
-        why, ways = f"while the run was being opened: {first_line(opening)}", ["close other programs", *ways]
+        why = _("while the run was being opened: {error}").format(error=first_line(opening))
+        hints = [_("close other programs"), *hints]
     elif not config.auto_fit:
-        ways.insert(0, "--auto_fit=True goes on by itself, in a setting that needs less")
-    return UserError("out of memory", why, "\n".join(ways), exit_code=1)
+        hints.insert(0, _("--auto_fit=True goes on by itself, in a setting that needs less"))
+    return UserError(_("out of memory"), why, joined(hints, "\n"), exit_code=1)
 
 
 def _for_training(config: RunConfig, on_card: bool) -> list[str]:
-    ways = []
+    hints = []
     if config.recompute in (None, "none", "mlp"):
-        ways.append("--recompute=block keeps a tenth of the activations and computes the rest again")
+        hints.append(_("--recompute=block keeps a tenth of the activations and computes the rest again"))
     half = _next_smaller(config.batch_size, config.sequences_per_step)
     if half is not None:
         more = config.sequences_per_step // half
-        ways.append(f"--batch_size={half} --gradient_accumulation_steps={more} needs less for activations")
+        flags = f"--batch_size={half} --gradient_accumulation_steps={more}"
+        hints.append(_("{flags} needs less for activations").format(flags=flags))
     if not on_card:
-        pass  # the host's memory is what ran out
+        pass  # host memory is what ran out
     elif config.offload in (None, "none"):
-        ways.append("--offload=optimizer keeps masters and moments, 12 bytes a parameter, in host memory")
+        hints.append(
+            _("--offload=optimizer keeps masters and moments, {n} bytes a parameter, in host memory").format(
+                n=12
+            )
+        )
     elif config.offload == "optimizer":
-        ways.append("--offload=gradients keeps gradient totals in host memory too")
-    return [*ways, _LOW_BIT] if _could_be_lower(config) else ways
+        hints.append(_("--offload=gradients keeps gradient accumulators in host memory too"))
+    return [*hints, _(_LOW_BIT)] if _could_be_lower(config) else hints
 
 
 def _could_be_lower(config: RunConfig) -> bool:

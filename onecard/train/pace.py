@@ -1,4 +1,7 @@
-"""How fast the run goes and when it will end. Steps that include compilation do not count."""
+"""How fast the run goes and when it will end: plan's prediction first, then more and more what is measured.
+
+Steps that include compilation do not count.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,22 @@ SETTLING_STEPS = 3
 RECENT = 9
 # Two in a row that differ from those before by so much are another pace: a machine that has more to do now.
 _ANOTHER_PACE = 1.5
+# So many measured steps count as much as the prediction.
+_PREDICTION_STEPS = 8
 
 
 class Pace:
     """Recent step times, evaluation times, and the remaining time they imply."""
 
-    def __init__(self, *, tokens_per_step: int, eval_interval: int, last_step: int) -> None:
+    def __init__(
+        self,
+        *,
+        tokens_per_step: int,
+        eval_interval: int,
+        last_step: int,
+        predicted_seconds: float | None = None,
+    ) -> None:
+        """`predicted_seconds`: of a step, as plan has it; None where nothing is predicted, as on a CPU."""
         self.tokens_per_step = tokens_per_step
         self.eval_interval = eval_interval
         self.last_step = last_step
@@ -24,6 +37,7 @@ class Pace:
         self._settling: list[float] = []
         self._steps = 0
         self._evaluation_seconds: float | None = None
+        self._predicted = predicted_seconds
 
     def steps_took(self, seconds: float, steps: int = 1) -> None:
         """`steps` steps, evaluations and checkpoints not counted, took `seconds` together."""
@@ -44,8 +58,9 @@ class Pace:
         if min(last, now) > _ANOTHER_PACE * usual or max(last, now) < usual / _ANOTHER_PACE:
             self._recent = deque((last, now), maxlen=RECENT)
 
-    def changed(self) -> None:
-        """Steps are carried out in another way from now on: what was measured before is not its speed."""
+    def changed(self, predicted_seconds: float | None = None) -> None:
+        """Another setting from now on: what was measured before is not its speed."""
+        self._predicted = predicted_seconds
         self._recent.clear()
         self._settling.clear()
         self._steps = 0
@@ -69,13 +84,34 @@ class Pace:
     def tokens_per_second(self) -> float | None:
         return self.tokens_per_step / self.step_seconds if self.step_seconds else None
 
-    def seconds_left(self, step: int) -> float | None:
-        """Remaining steps and the evaluations among them; None until it is more than a guess."""
-        if self.step_seconds is None or (not self._recent and step + 1 < self.last_step):
+    def _expected_seconds(self, unlogged: tuple[int, float]) -> float | None:
+        """Of a step to come: the prediction and the measured steps, weighed by how many there are."""
+        steps, seconds = unlogged
+        settled = max(self._steps - SETTLING_STEPS, 0)
+        times = list(self._recent)
+        if steps and settled:
+            times.append(seconds / steps)
+            settled += steps
+        if self._predicted is None:
+            return statistics.median(times) if times else None
+        if not times:
+            return self._predicted
+        measured = settled * statistics.median(times)
+        return (_PREDICTION_STEPS * self._predicted + measured) / (_PREDICTION_STEPS + settled)
+
+    def seconds_left(self, step: int, unlogged: tuple[int, float] = (0, 0.0)) -> float | None:
+        """Remaining steps and the evaluations among them; None until it is more than a guess.
+
+        `unlogged`: steps since the last log line, and their seconds.
+        """
+        each = self._expected_seconds(unlogged)
+        if each is None and step + 1 >= self.last_step:
+            each = self.step_seconds
+        if each is None:
             return None
         evaluations = self.last_step // self.eval_interval - step // self.eval_interval
         evaluations += self.last_step % self.eval_interval != 0  # the closing one
-        return (self.last_step - step) * self.step_seconds + evaluations * (self._evaluation_seconds or 0.0)
+        return (self.last_step - step) * each + evaluations * (self._evaluation_seconds or 0.0)
 
 
 def duration(seconds: float) -> str:

@@ -14,6 +14,7 @@ from onecard.data.batches import DataState, Sequences
 from onecard.data.bins import TokenFile
 from onecard.data.identity import Mark
 from onecard.errors import UserError
+from onecard.language import _
 from onecard.run.directory import config_of
 from onecard.run.state import is_count, is_number_or_none
 from onecard.run.stored import Checkpoint
@@ -59,8 +60,8 @@ class Position:
         best, now = self.best_train_loss, self.train_loss
         if best is None or now is None or now <= best + max(_RISE, _RISE_SHARE * best):
             return ""
-        return (
-            f"the loss on training text has risen: {best:.3f} at step {self.best_train_step:,}, {now:.3f} now"
+        return _("the loss on training text has risen: {best:.3f} at step {step:,}, {now:.3f} now").format(
+            best=best, step=self.best_train_step, now=now
         )
 
     def is_finished(self, config: RunConfig) -> bool:
@@ -78,7 +79,8 @@ class Position:
         wrong += [name for name in values if name in names and not _is_possible(name, values[name])]
         if wrong:
             raise UserError(
-                "the saved position is damaged", f"it says of {', '.join(wrong[:4])[:80]} what cannot be"
+                _("the saved position is damaged"),
+                _("impossible values: {names}").format(names=", ".join(wrong[:4])[:80]),
             )
         return cls(**{**values, "data": DataState.from_json(values["data"])})
 
@@ -114,14 +116,16 @@ def position_of_checkpoint(
     before = config_of(checkpoint)
     if before.dataset != config.dataset:
         there, here = data_dir(before.dataset), data_dir(config.dataset)
-        notes.append(f"the run was on {there}; it begins {here} from the start")
+        notes.append(
+            _("the run was on {there}; it begins {here} from the start").format(there=there, here=here)
+        )
         position.data_mark, position.val_mark = {}, {}
         position.eval_batch = None
     else:
         _refuse_shorter_data(position, config, tokens)
         if before.block_size == config.block_size and before.seed == config.seed:
             return position
-        notes.append("with another block_size or seed the data begins anew, in another order")
+        notes.append(_("with another block_size or seed the data begins anew, in another order"))
     # What was measured so far was measured on something else.
     position.best_val_loss, position.evaluated_step = None, -1
     position.train_loss, position.best_train_loss, position.best_train_step = None, None, -1
@@ -134,14 +138,16 @@ def position_of_checkpoint(
 def _refuse_shorter_data(position: Position, config: RunConfig, tokens: TokenFile) -> None:
     if position.data.epoch_tokens > len(tokens):
         raise UserError(
-            f"{data_dir(config.dataset)} has become shorter since the run began",
-            f"the run reads {position.data.epoch_tokens:,} tokens an epoch, there are {len(tokens):,}",
-            "prepare the same data again, or start over with --fresh",
+            _("{data} has become shorter since the run began").format(data=data_dir(config.dataset)),
+            _("the run reads {n:,} tokens per epoch, and there are {there:,}").format(
+                n=position.data.epoch_tokens, there=len(tokens)
+            ),
+            _("prepare the same data again, or start over with --fresh"),
         )
 
 
 def position_of_nanogpt(found: NanoGPTCheckpoint, config: RunConfig, sequences: Sequences) -> Position:
-    """nanoGPT draws blocks at random and keeps no place; ours goes on after as many sequences."""
+    """nanoGPT takes blocks at random and keeps no place; ours goes on after as many sequences."""
     theirs = [found.config.get(name) for name in ("batch_size", "gradient_accumulation_steps")]
     per_step = math.prod(x if isinstance(x, int) else 0 for x in theirs) or config.sequences_per_step
     position = first_position(sequences)

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from onecard import terminal
+from onecard.language import _
 from onecard.run.metrics import evaluation_line, iteration_line
 from onecard.train.pace import duration
 
@@ -34,11 +35,11 @@ class Status:
     def figures(self) -> str:
         """Only what is known: a figure not measured yet is not shown as 0."""
         parts = [
-            f"loss {self.loss:.4f}" if self.loss is not None else "",
-            f"val {self.val_loss:.4f}" if self.val_loss is not None else "",
-            f"lr {self.learning_rate:.2e}",
-            f"{self.tokens_per_second:,.0f} tok/s" if self.tokens_per_second else "",
-            f"mfu {self.mfu:.1%}" if self.mfu is not None else "",
+            _("loss {n:.4f}").format(n=self.loss) if self.loss is not None else "",
+            _("val {n:.4f}").format(n=self.val_loss) if self.val_loss is not None else "",
+            _("lr {n:.2e}").format(n=self.learning_rate),
+            _("{n:,.0f} tok/s").format(n=self.tokens_per_second) if self.tokens_per_second else "",
+            _("mfu {n:.1%}").format(n=self.mfu) if self.mfu is not None else "",
             self.memory(),
         ]
         return "  ".join(p for p in parts if p)
@@ -46,9 +47,12 @@ class Status:
     def memory(self) -> str:
         if self.memory_gib is None:
             return ""
-        predicted = f" ({self.predicted_gib:.2f} predicted)" if self.predicted_gib is not None else ""
-        free = f", {self.free_gib:.2f} free" if self.free_gib is not None else ""
-        return f"mem {self.memory_gib:.2f} GiB{predicted}{free}"
+        text = _("mem {n:.2f} GiB").format(n=self.memory_gib)
+        if self.predicted_gib is not None:
+            text += _(" ({n:.2f} predicted)").format(n=self.predicted_gib)
+        if self.free_gib is not None:
+            text += _(", {n:.2f} free").format(n=self.free_gib)
+        return text
 
     def evaluation(self, train_loss: float) -> str:
         """nanoGPT's line, and bits per byte where they are known."""
@@ -173,9 +177,12 @@ class TerminalDisplay:
         top.add_column(no_wrap=True)
         top.add_column(ratio=1)
         top.add_column(no_wrap=True, justify="right")
+        steps = _("step {n:,}/{last:,}").format(n=status.step, last=status.last_step)
         bar = ProgressBar(total=max(status.last_step, 1), completed=status.step)
-        top.add_row(Text(f"step {status.step:,}/{status.last_step:,}"), bar, Text(status.eta()))
-        figures = Text(status.figures(), no_wrap=True, overflow="ellipsis")
+        top.add_row(Text(steps), bar, Text(status.eta()))
+        # rich draws the bar in ASCII where the terminal's encoding has no more; its ellipsis it does not.
+        overflow: Any = "ellipsis" if self._console.encoding.startswith("utf") else "crop"
+        figures = Text(status.figures(), no_wrap=True, overflow=overflow)
         rows: list[Any] = [top, figures]
         if self._inside:
             rows.append(Text(self._inside, style="dim"))

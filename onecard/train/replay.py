@@ -1,11 +1,11 @@
-"""A micro-batch's two passes recorded once and replayed: one call of the driver instead of hundreds.
+"""A micro-batch's two passes captured once as a CUDA graph and replayed: one launch instead of hundreds.
 
-A layer is a few dozen kernels, and the host needs longer to hand them out than a fast card (or a small
-model) needs to compute them. A CUDA graph is handed out at once.
+A layer is a few dozen kernels, and launching them takes the CPU longer than a fast card (or a small model)
+takes to compute them: the run is launch-bound. A CUDA graph is one launch.
 
-A graph keeps memory of its own for as long as it exists: what its activations took while it was recorded.
+A graph keeps memory of its own for as long as it exists: what its activations took while it was captured.
 So it is dropped whenever something else needs the room (an evaluation, a micro-batch of another size) and
-recorded again afterwards, which takes as long as one micro-batch without it.
+captured again afterwards, which takes as long as one micro-batch without it.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ import torch
 from torch import Tensor
 
 from onecard.errors import first_line
-from onecard.plan.host import HOST_BOUND
+from onecard.plan.host import LAUNCH_BOUND
 from onecard.train.memory import forget, is_out_of_memory
 
 Compute = Callable[..., Tensor]
 
-# Kernels are compiled, loaded and tuned in the first passes, which cannot be recorded.
+# Kernels are compiled, loaded and tuned in the first passes, which cannot be captured.
 _PLAIN_PASSES = 2
 
 
-class Recording(Protocol):
-    """`compute` on inputs of certain shapes, ready to be repeated with other values."""
+class Capture(Protocol):
+    """`compute` on inputs of certain shapes, ready to be replayed with other values."""
 
     held_bytes: int
 
-    def play(self, inputs: Sequence[Tensor]) -> Tensor:
+    def replay(self, inputs: Sequence[Tensor]) -> Tensor:
         """The result for these inputs; valid until the next call."""
         ...
 
 
-def host_share(compute: Compute, inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
-    """The result, and how much of its time the host was busy handing out kernels (it waits for the card)."""
+def launch_share(compute: Compute, inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
+    """The result, and the share of its time that launching kernels took (it waits for the card)."""
     torch.cuda.synchronize()
     start, end = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)
     began = time.perf_counter()
     start.record()
     result = compute(*inputs)
     end.record()
-    handing_out = time.perf_counter() - began
+    launching = time.perf_counter() - began
     end.synchronize()
-    return result, handing_out / max(start.elapsed_time(end) / 1e3, 1e-9)
+    return result, launching / max(start.elapsed_time(end) / 1e3, 1e-9)
 
 
-class CudaRecording:
+class CudaCapture:
     """`room`: bytes of the card that it takes in one piece before anything else.
 
     Under a cap (vram_limit) the allocator asks for room for the whole of a tensor, even where only its end
-    would have to be added to what it has, and in a recording it cannot give anything back first.
+    would have to be added to what it has, and in a capture it cannot give anything back first.
     """
 
     def __init__(self, compute: Compute, inputs: Sequence[Tensor], room: int = 0) -> None:
-        # However it ends, also half-way. cuBLAS keeps its workspaces, which lie amid the recording's memory,
-        # and the allocator counts how often that has grown: giving back, once the recording is gone, what is
+        # However it ends, also half-way. cuBLAS keeps its workspaces, which lie amid the graph's memory,
+        # and the allocator counts how often that has grown: giving back, once the graph is gone, what is
         # free on both sides of them is more than it has counted, and ends the process (torch 2.11).
         weakref.finalize(self, free_workspaces).atexit = False
         self._inputs = [t.clone() for t in inputs]
@@ -75,15 +75,15 @@ class CudaRecording:
                     torch.empty(room, dtype=torch.uint8, device=stream.device)  # free at once, and ours
                 self._output = compute(*self._inputs)
         except RuntimeError:
-            # A recording that fails while it is ended leaves its own stream behind as the current one, and
-            # random numbers waiting for its end: another recording ends that too.
+            # A capture that fails while it is ended leaves its own stream behind as the current one, and
+            # random numbers waiting for its end: another capture ends that too.
             torch.cuda.set_stream(stream)
             with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
                 torch.zeros(1, device=stream.device)
             raise
         self.held_bytes = torch.cuda.memory_reserved() - before
 
-    def play(self, inputs: Sequence[Tensor]) -> Tensor:
+    def replay(self, inputs: Sequence[Tensor]) -> Tensor:
         for ours, given in zip(self._inputs, inputs, strict=True):
             ours.copy_(given)
         self._graph.replay()
@@ -91,49 +91,49 @@ class CudaRecording:
 
 
 class Replay:
-    """`compute`, recorded for every shape of inputs it is called with.
+    """`compute`, captured for every shape of inputs it is called with.
 
-    With a `measure` (host_share) only shapes whose plain pass keeps the host busy: the others gain little.
-    `plain` computes the same where nothing is recorded.
+    With a `measure` (launch_share) only shapes whose plain pass is launch-bound: the others gain little.
+    `plain` computes the same where nothing is captured.
     """
 
     def __init__(
         self,
         compute: Compute,
-        record: Callable[[Compute, Sequence[Tensor]], Recording] = CudaRecording,
+        capture: Callable[[Compute, Sequence[Tensor]], Capture] = CudaCapture,
         measure: Callable[[Compute, Sequence[Tensor]], tuple[Tensor, float]] | None = None,
         plain: Compute | None = None,
     ) -> None:
-        self._compute, self._record, self._measure = compute, record, measure
+        self._compute, self._capture, self._measure = compute, capture, measure
         self._plain = plain or compute
         self._worth: dict[Any, bool] = {}
-        self._recordings: dict[Any, Recording] = {}
+        self._captures: dict[Any, Capture] = {}
         self._passes: Counter[Any] = Counter()
-        self.problem: str | None = None  # why nothing is recorded any more
+        self.problem: str | None = None  # why nothing is captured any more
         self.ran_out = False  # was it memory?
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         kind = tuple((t.shape, t.dtype) for t in inputs)
-        if kind not in self._recordings and not self._try_to_record(kind, inputs):
+        if kind not in self._captures and not self._try_to_capture(kind, inputs):
             if self._worth.get(kind) is False:
-                # Plain for good, and in its way: to record the others anew in every step gains nothing.
-                self._worth |= dict.fromkeys(self._recordings, False)
+                # Plain for good, and in its way: to capture the others anew in every step gains nothing.
+                self._worth |= dict.fromkeys(self._captures, False)
             self.release()  # room for what the pass allocates by itself
             self._passes[kind] += 1
             if self._measure is None or self._passes[kind] != _PLAIN_PASSES:
                 return self._plain(*inputs)
             result, share = self._measure(self._plain, inputs)
-            self._worth[kind] = share >= HOST_BOUND
+            self._worth[kind] = share >= LAUNCH_BOUND
             return result
-        return self._recordings[kind].play(inputs)
+        return self._captures[kind].replay(inputs)
 
-    def _try_to_record(self, kind: Any, inputs: Sequence[Tensor]) -> bool:
+    def _try_to_capture(self, kind: Any, inputs: Sequence[Tensor]) -> bool:
         if self.problem is not None or self._passes[kind] < _PLAIN_PASSES:
             return False
         if not self._worth.get(kind, self._measure is None):
             return False
         try:
-            self._recordings[kind] = self._record(self._compute, inputs)
+            self._captures[kind] = self._capture(self._compute, inputs)
             return True
         # Out of memory among them: the plain passes have fitted, so they go on.
         except RuntimeError as error:
@@ -141,29 +141,29 @@ class Replay:
         return False
 
     def give_up(self, error: Exception) -> None:
-        """Nothing is recorded any more, and the memory of what was is free."""
+        """Nothing is captured any more, and the memory of what was is free."""
         self.problem, self.ran_out = first_line(error), is_out_of_memory(error)
         self.release()
-        forget(error)  # its frames hold the recording that failed, and all the memory of that
+        forget(error)  # its frames hold the capture that failed, and all the memory of that
         give_back()
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the card that belongs to recordings, whatever the allocator says is in use."""
-        return sum(recording.held_bytes for recording in self._recordings.values())
+        """Memory of the card that belongs to CUDA graphs, whatever the allocator says is in use."""
+        return sum(capture.held_bytes for capture in self._captures.values())
 
     def release(self) -> None:
-        """Give the memory back; what is needed again is recorded again."""
-        if not self._recordings:
+        """Give the memory back; what is needed again is captured again."""
+        if not self._captures:
             return
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # one may still be playing
-        self._recordings.clear()
+            torch.cuda.synchronize()  # one may still be running
+        self._captures.clear()
         give_back()
 
 
 def free_workspaces() -> None:
-    """cuBLAS took room to work in when a pass was recorded, out of the recording's own memory, which would
+    """cuBLAS took room to work in when a pass was captured, out of the graph's own memory, which would
     stay there for it; the next pass takes its own."""
     if torch.cuda.is_available():
         torch._C._cuda_clearCublasWorkspaces()

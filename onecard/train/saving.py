@@ -15,6 +15,7 @@ import torch
 
 from onecard import __version__
 from onecard.errors import UserError
+from onecard.language import _, joined
 from onecard.plan.bill import checkpoint_bytes
 from onecard.run.checkpoint import SaveError, check_room, save_checkpoint
 from onecard.run.directory import RunDirectory
@@ -24,19 +25,19 @@ from onecard.train.failures import DivergedError
 from onecard.train.first_setting import plan_of
 from onecard.train.interrupt import StopRequest
 from onecard.train.journal import Journal
-from onecard.train.parking import patiently
-from onecard.train.start import Run
+from onecard.train.retries import patiently
+from onecard.train.training_run import TrainingRun
 
 # Of a write: the disk is there and full. Of anything else it is gone, or nobody may write to it any more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, None)
 _MOVED = "--fallback_dir"  # where the run's out_dir comes from then
-_TRY_EVERY, _TELL_EVERY = 10.0, 600.0  # seconds, while a run waits for room
+_TRY_EVERY, _REPORT_EVERY = 10.0, 600.0  # seconds, while a run waits for room
 
 
 class Saver:
     """Writes a run's checkpoints into its folder, or into another one when that is lost."""
 
-    def __init__(self, run: Run, journal: Journal, stop: StopRequest, claims: ExitStack) -> None:
+    def __init__(self, run: TrainingRun, journal: Journal, stop: StopRequest, claims: ExitStack) -> None:
         """`claims` holds the locks of the run's folders until the run ends."""
         self.run, self.journal, self._stop, self._claims = run, journal, stop, claims
         self.saved_step = run.saved_step
@@ -54,7 +55,9 @@ class Saver:
         marks = run.identity.marks()
         run.position.data_mark, run.position.val_mark = marks["train"], marks["val"]
         if why := run.directory.why_lost():  # what has its name now may be another run's
-            what = f"the checkpoint of step {step} could not be written to {run.directory.checkpoints}"
+            what = _("the checkpoint of step {step:,} could not be written to {folder}").format(
+                step=step, folder=run.directory.checkpoints
+            )
             raise SaveError(what, why, "", errno.ENOENT)
         evaluated = self.evaluated
         state = {
@@ -69,16 +72,16 @@ class Saver:
             "versions": {"onecard": __version__, "torch": torch.__version__},
         }
         self.journal.recorder.flush()
-        assert run.parked is not None or run.stepper is not None
-        training = run.parked or run.stepper.export()  # type: ignore[union-attr]
+        assert run.host_copy is not None or run.stepper is not None
+        training = run.host_copy or run.stepper.export()  # type: ignore[union-attr]
         path = save_checkpoint(run.directory.checkpoints, step, training, state)
         self.saved_step = step
         self.journal.saved(step, path)
         self.journal.recorder.flush()
 
     def keep(self) -> None:
-        """Save at an evaluation. A full disk, or a host without memory, must not end a run that is still
-        learning: it is said, and the next evaluation saves again."""
+        """Save at an evaluation. A full disk, or host memory that is short, must not end a run that is still
+        learning: a message says so, and the next evaluation saves again."""
         self._disk_error = None
         try:
             patiently(self.write, self.run, self.journal)
@@ -92,12 +95,14 @@ class Saver:
         that it was there, or why it could not be written, which ends no run that is still learning."""
         step, say = self.run.position.step, self.journal.display.say
         if self.is_saved:
-            there = f"step {step:,} is saved already" if step else "there is no step to save yet"
-            say(f"{there}, asked by SIGUSR1", "yellow")
+            there = _("there is no step to save yet, asked by SIGUSR1")
+            if step:
+                there = _("step {step:,} is saved already, asked by SIGUSR1").format(step=step)
+            say(there, "yellow")
             return
         try:
             patiently(save, self.run, self.journal)
-            say(f"saved step {step:,}, as asked by SIGUSR1", "yellow")
+            say(_("saved step {step:,}, as asked by SIGUSR1").format(step=step), "yellow")
         except DivergedError:
             raise  # which is one
         except UserError as error:
@@ -106,7 +111,7 @@ class Saver:
     def last(self) -> None:
         """The save at the end. Room is worth waiting for: a signal ends that, and what is not saved is lost.
         A folder that is gone does not come back."""
-        told, waited, known = -_TELL_EVERY, 0.0, self._stop.count
+        reported, waited, known = -_REPORT_EVERY, 0.0, self._stop.count
         while not self.is_saved:
             try:
                 patiently(self.write, self.run, self.journal)
@@ -117,8 +122,8 @@ class Saver:
                 if why:
                     self.move(why)
                     continue
-                if waited - told >= _TELL_EVERY:
-                    told = waited
+                if waited - reported >= _REPORT_EVERY:
+                    reported = waited
                     self.journal.save_failed(self.run.position.step, error)
                     self.journal.waits_for_room(_TRY_EVERY)
                 if self._stop.wait(_TRY_EVERY, since=known):
@@ -138,17 +143,20 @@ class Saver:
         run, config, lost = self.run, self.run.config, self.run.directory
         if config.fallback_dir is None:
             renamed = lost.renamed_to()
-            hint = "a run that has another folder to go on in: --fallback_dir=FOLDER, best on another disk"
+            hint = _("a run with a second folder goes on there: --fallback_dir=FOLDER, best on another disk")
             if renamed is not None:  # what was learned since the last checkpoint is saved there
                 run.directory = renamed
-                hint = f"go on there: onecard train --out_dir={renamed.path}\n{hint}"
-            raise UserError(f"the run folder {lost.path} is lost: {why}", "", hint, exit_code=1)
+                command = f"onecard train --out_dir={renamed.path}"
+                hint = joined([_("go on there: {command}").format(command=command), hint], "\n")
+            what = _("the run folder {folder} is lost: {why}").format(folder=lost.path, why=why)
+            raise UserError(what, "", hint, exit_code=1)
         try:
             new = RunDirectory(config.fallback_dir)
             self._claims.enter_context(new.claimed(fresh=False))
         except UserError as error:
-            why = f"{why}; --fallback_dir: {error.what}"
-            raise UserError(f"the run folder {lost.path} is lost", why, error.hint, exit_code=1) from None
+            why = joined([why, f"--fallback_dir: {error.what}"], "; ")
+            what = _("the run folder {folder} is lost").format(folder=lost.path)
+            raise UserError(what, why, error.hint, exit_code=1) from None
         origins = {name: origin for name, origin in config.origins.items() if name != "fallback_dir"}
         run.config = replace(
             config, out_dir=config.fallback_dir, fallback_dir=None, origins={**origins, "out_dir": _MOVED}
@@ -160,13 +168,13 @@ class Saver:
         patiently(self.write, run, self.journal)
 
 
-def prepare_folder(run: Run) -> None:
+def prepare_folder(run: TrainingRun) -> None:
     """Once the folder is this run's alone: what a kill left is cleared away, lines of steps that will be done
     again are dropped, and there is room for what will be saved."""
     directory, position, config = run.directory, run.position, run.config
     sweep(directory.checkpoints)
     for damaged in run.damaged:
-        run.notes.append(f"what is damaged is kept as {quarantine(damaged)}")
+        run.notes.append(_("a damaged checkpoint is quarantined: {path}").format(path=quarantine(damaged)))
     if run.stays_as_it_is():
         return
     every, last = config.eval_interval, config.max_iters

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
-from onecard.run.directory import RunDirectory, differences
+from onecard.language import _, joined
+from onecard.run.changes import differences
+from onecard.run.directory import RunDirectory
 from onecard.run.foreign import refuse_foreign_folder
 from onecard.run.load import Weights, no_checkpoint, weights_from, weights_of_checkpoint, weights_of_nanogpt
 from onecard.run.stored import Checkpoint, list_checkpoints, newest_intact, passed_over
@@ -50,10 +52,12 @@ def find_source(config: RunConfig, directory: RunDirectory, notes: list[str]) ->
         )
     if used and not config.eval_only:
         raise UserError(
-            f"{directory.path} already holds a run",
-            f"init_from='{config.init_from}' would begin another one in its place",
-            "continue it with --init_from=resume, start over with --fresh (the old run is kept aside),\n"
-            "or choose another folder with --out_dir=FOLDER",
+            _("{folder} already holds a run").format(folder=directory.path),
+            _("{knob} would begin another one in its place").format(knob=f"init_from='{config.init_from}'"),
+            _(
+                "continue it with --init_from=resume, start over with --fresh (the old run is kept aside),\n"
+                "or choose another folder with --out_dir=FOLDER"
+            ),
         )
     if config.init_from == "scratch":
         return None
@@ -67,12 +71,20 @@ def _refuse_other_experiment(directory: RunDirectory, before: RunConfig | None, 
     if changed:
         # What makes the model what it is cannot change any more: resume would train the old one.
         may_continue = not {name for name, _, _ in changed} & {*OF_THE_SHAPE, "arch", "depth", "generation"}
+        what, hints = _("{folder} holds a run with a different model"), list[str]()
+        if may_continue:
+            what = _("{folder} holds a run with a different config")
+            hints = [_("continue it with the new values: {flag}").format(flag="--init_from=resume")]
+        hints += [
+            _("start over (the old run is kept aside): {flag}").format(flag="--fresh"),
+            _("or leave it alone: {flag}").format(flag="--out_dir=ANOTHER_FOLDER"),
+        ]
+        text = _("{name}: {old} there, {new} now")
+        different = [text.format(name=name, old=repr(old), new=repr(new)) for name, old, new in changed]
         raise UserError(
-            f"{directory.path} holds a run with a different {'config' if may_continue else 'model'}",
-            "\n".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in changed),
-            ("continue it with the new values: --init_from=resume\n" if may_continue else "")
-            + "start over (the old run is kept aside): --fresh\n"
-            "or leave it alone: --out_dir=ANOTHER_FOLDER",
+            what.format(folder=directory.path),
+            joined(different, "\n"),
+            joined(hints, "\n"),
         )
 
 
@@ -85,11 +97,14 @@ def refuse_folders(config: RunConfig, directory: RunDirectory) -> None:
     refuse_foreign_folder(fallback.path)
     if fallback.holds_run():
         raise UserError(
-            f"fallback_dir {fallback.path} holds a run",
-            "a run that lost its folder may have gone on there",
-            f"go on with that one: onecard train --out_dir={fallback.path}\nor name an empty folder",
+            _("fallback_dir {folder} holds a run").format(folder=fallback.path),
+            _("a run that lost its folder may have gone on there"),
+            _("go on with that one: {command}\nor name an empty folder").format(
+                command=f"onecard train --out_dir={fallback.path}"
+            ),
         )
     if fallback.path.resolve() == out or out in fallback.path.resolve().parents:
         raise UserError(
-            f"fallback_dir {fallback.path} is in the run's own folder", "it would be lost together with it"
+            _("fallback_dir {folder} is in the run's own folder").format(folder=fallback.path),
+            _("it would be lost together with it"),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from onecard.config.dataset import data_dir, data_facts
 from onecard.config.files import CHECKPOINT
 from onecard.config.resolve import vocabulary_of, with_vocabulary
 from onecard.config.run import RunConfig
-from onecard.config.vocabulary import other_vocabulary, wanted_data
+from onecard.config.vocabulary import Wanted, other_vocabulary, wanted_data
 from onecard.data.batches import FixedBlocks, Sequences, fixed_blocks
 from onecard.data.bins import TokenFile, open_split
 from onecard.data.identity import Identity
@@ -22,146 +22,123 @@ from onecard.data.meta import read_meta
 from onecard.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from onecard.errors import UserError
 from onecard.hardware.machine import resolve_device
-from onecard.language import english
+from onecard.language import _
 from onecard.model.decoder import Decoder
-from onecard.model.family import model_class
 from onecard.model.precision import choose_dtype
-from onecard.optim.saved import MOMENTS, read_moment
+from onecard.model.registry import model_class
+from onecard.optim.moments import MOMENTS, read_moment
 from onecard.plan.scaling import repetition_note
-from onecard.run.checkpoint import TrainingState
 from onecard.run.directory import RunDirectory
-from onecard.run.stored import Checkpoint, list_checkpoints
 from onecard.train.engine import build_stepper, choose_kernel, make_room
 from onecard.train.extension import extended
-from onecard.train.fit import Fit
+from onecard.train.fit import Fit, in_words
 from onecard.train.memory import forget, is_out_of_memory, use_expandable_segments
 from onecard.train.position import Position, first_position, position_of_checkpoint, position_of_nanogpt
 from onecard.train.source import OF_THE_SHAPE, Source, find_source, refuse_folders
 from onecard.train.step import Stepper
 from onecard.train.target_text import TargetText
+from onecard.train.training_run import TrainingRun, newest_step
 
 
-@dataclass
-class Run:
-    """Everything the loop works with, ready to train."""
+@dataclass(frozen=True)
+class _Data:
+    """The tokens of a run, and what they stand for."""
 
-    config: RunConfig
-    directory: RunDirectory
-    device: str
-    dtype: str
-    model: Decoder
-    fit: Fit  # how a step is carried out, and how else it could be
-    stepper: Stepper | None  # None where the model is only evaluated, and while its state is parked
+    folder: Path
+    train: TokenFile
+    val: TokenFile
     sequences: Sequences
-    identity: Identity  # of the tokens there are with those the run began with
-    evaluation: dict[str, FixedBlocks]
-    text: dict[str, TargetText]  # by split; empty where nothing says which tokenizer wrote the data
-    tokenizer: Tokenizer | None
-    position: Position
-    began: str  # from what: for the person, and the record
-    saved_step: int  # the checkpoint of this run that is on disk, -1 for none
-    damaged: list[Checkpoint]  # to be quarantined once the folder is ours
-    notes: list[str] = field(default_factory=list)
-    parked: TrainingState | None = None  # all of it in host memory, while the card is not ours
-    newest_there: int = -1  # the newest checkpoint in the folder when the run was opened
-    trained: RunConfig | None = None  # what the steps so far were taken with; None where there are none
 
-    def look_again(self) -> None:
-        """Now that the folder is ours: a job at work when this one was opened may have saved since."""
-        newest = _newest_step(self.directory)
-        if newest > self.newest_there:
-            raise UserError(
-                f"another job has saved step {newest:,} in {self.directory.path} since this one was started",
-                "it has just ended; this one would begin from before that",
-                "start it again: it goes on from there",
-                exit_code=1,
-            )
-
-    def stays_as_it_is(self) -> bool:
-        """Is it past its end, with nothing to train? What it was trained with still describes it: written
-        down now, a smaller max_iters would make the command it was begun with another experiment."""
-        past_its_end = self.position.step >= self.config.max_iters
-        # Where its losses count no more, it goes over to other data or blocks, and its checkpoint with it.
-        same_terms = self.position.evaluated_step >= 0
-        return past_its_end and same_terms and self.saved_step >= 0 and self.directory.config_path.is_file()
+    @classmethod
+    def open(cls, config: RunConfig, shape: Shape, wanted: Wanted) -> _Data:
+        folder = data_dir(config.dataset)
+        train = open_split(folder, "train", shape.block_size, shape.vocab_size, wanted)
+        val = open_split(folder, "val", shape.block_size, shape.vocab_size, wanted)
+        return cls(folder, train, val, Sequences(train, shape.block_size, config.seed))
 
 
-def _newest_step(directory: RunDirectory) -> int:
-    return max((checkpoint.step for checkpoint in list_checkpoints(directory.checkpoints)), default=-1)
-
-
-def open_run(config: RunConfig) -> Run:
+def open_run(config: RunConfig) -> TrainingRun:
     _refuse_several_cards()
     use_expandable_segments()
-    directory = RunDirectory(config.out_dir)
-    device = resolve_device(config.device)
-    dtype, dtype_note = choose_dtype(config.dtype, device)
-    torch.set_float32_matmul_precision("high")  # fp32 runs use tf32 on CUDA, as nanoGPT's do
-    notes = [dtype_note] if dtype_note else []
-    if torch.device(device).index is not None:
-        # "cuda" alone is the current card already, and set_device refuses it.
-        torch.cuda.set_device(device)
-
-    newest_there = _newest_step(directory)  # before one of them is chosen
+    directory, notes = RunDirectory(config.out_dir), list[str]()
+    device, dtype = _device_and_dtype(config, notes)
+    newest_there = newest_step(directory)  # before one of them is chosen
     source = find_source(config, directory, notes)
     if not config.eval_only:
         refuse_folders(config, directory)
-    asked, wanted = config, wanted_data(config)
-    if source is not None:
-        config = _of_its_architecture(config, source.weights.shape, notes)
-    else:
-        config = with_vocabulary(config, vocabulary_of(config, data_facts(config.dataset)))
-    notes[:0] = config.notes
-    if source is not None and not config.is_set("block_size"):
-        longest = min(config.block_size, source.weights.shape.block_size)
-        config = dataclasses.replace(config, block_size=longest).resolved()
-    shape = _shape(config, source, notes)
-    if source is not None:
-        config = _as_it_is(config, shape)
+    asked = config
+    config, shape = _config_and_shape(config, source, notes)
     config, trained = extended(config, source, directory, notes)
     kernel = choose_kernel(shape, config, device, dtype)
     fit = make_room(shape, config, device, dtype, notes)
     if source is not None and source.checkpoint is not None:
         fit.first_step = source.checkpoint.step
 
-    folder = data_dir(config.dataset)
-    train_tokens = open_split(folder, "train", shape.block_size, shape.vocab_size, wanted)
-    val_tokens = open_split(folder, "val", shape.block_size, shape.vocab_size, wanted)
-    sequences = Sequences(train_tokens, shape.block_size, config.seed)
-
-    model, stepper = _built(source, shape, config, fit, kernel, device, dtype, notes)
-    position = first_position(sequences)
-    began = f"{shape.parameters / 1e6:.2f}M parameters, a new model from scratch"
-    if source is not None:
-        began = f"from {source.weights.description}"
-        if source.continues:
-            position = _position(source, sequences, train_tokens, config, notes)
-    saved_step = source.checkpoint.step if source is not None and source.checkpoint is not None else -1
+    data = _Data.open(config, shape, wanted_data(asked))
+    model, stepper = _built(source, shape, _Machine(config, fit, kernel, device, dtype), notes)
+    position = first_position(data.sequences)
+    if source is not None and source.continues:
+        position = _position(source, data.sequences, data.train, config, notes)
     # Opened again: the run's own file is refreshed by the reading thread when an epoch ends.
-    train_again = open_split(folder, "train", shape.block_size, shape.vocab_size)
-    identity = Identity(
-        str(folder),
-        {"train": train_again, "val": val_tokens},
-        {"train": position.data_mark, "val": position.val_mark},
-    )
-    evaluation = _evaluation_sets(config, position, {"train": train_again, "val": val_tokens}, notes)
+    tokens = {
+        "train": open_split(data.folder, "train", shape.block_size, shape.vocab_size),
+        "val": data.val,
+    }
+    identity = Identity(str(data.folder), tokens, {"train": position.data_mark, "val": position.val_mark})
+    evaluation = _evaluation_sets(config, position, tokens, notes)
     text: dict[str, TargetText] = {}
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(data.folder)
     if tokenizer is not None:
         if source is None and (other := other_vocabulary(asked, tokenizer.n_vocab)) is not None:
             notes.append(other)
         # Never of an assumed one: a sample in the wrong tokenizer is seen to be nonsense, bits per byte not.
         text = {name: TargetText(tokenizer, blocks, shape.vocab_size) for name, blocks in evaluation.items()}
-    tokenizer = tokenizer or _assumed_tokenizer(folder, shape, config, notes)
-    with english(True):  # as all that train says
-        passes = repetition_note(max(1, config.max_iters) * config.tokens_per_step, len(train_tokens))
+    tokenizer = tokenizer or _assumed_tokenizer(data.folder, shape, config, notes)
+    passes = repetition_note(max(1, config.max_iters) * config.tokens_per_step, len(data.train))
     if passes is not None and not config.eval_only:
         notes.append(passes)
-    return Run(
-        config, directory, device, dtype, model, fit, stepper, sequences, identity, evaluation, text,
-        tokenizer, position, began, saved_step, source.damaged if source is not None else [], notes,
-        newest_there=newest_there, trained=trained,
+    return TrainingRun(
+        config, directory, device, dtype, model, fit, stepper, data.sequences, identity, evaluation, text,
+        tokenizer, position, _began(source, shape), _saved_step(source),
+        source.damaged if source is not None else [], notes, newest_there=newest_there, trained=trained,
     )  # fmt: skip
+
+
+def _device_and_dtype(config: RunConfig, notes: list[str]) -> tuple[str, str]:
+    device = resolve_device(config.device)
+    dtype, dtype_note = choose_dtype(config.dtype, device)
+    torch.set_float32_matmul_precision("high")  # fp32 runs use tf32 on CUDA, as nanoGPT's do
+    if dtype_note:
+        notes.append(dtype_note)
+    if torch.device(device).index is not None:
+        # "cuda" alone is the current card already, and set_device refuses it.
+        torch.cuda.set_device(device)
+    return device, dtype
+
+
+def _config_and_shape(config: RunConfig, source: Source | None, notes: list[str]) -> tuple[RunConfig, Shape]:
+    """The config as this run has it, and its model's shape; a checkpoint decides both."""
+    if source is None:
+        config = with_vocabulary(config, vocabulary_of(config, data_facts(config.dataset)))
+        notes[:0] = config.notes
+        return config, _shape(config, source, notes)
+    config = _of_its_architecture(config, source.weights.shape, notes)
+    notes[:0] = config.notes
+    if not config.is_set("block_size"):
+        longest = min(config.block_size, source.weights.shape.block_size)
+        config = dataclasses.replace(config, block_size=longest).resolved()
+    shape = _shape(config, source, notes)
+    return _as_it_is(config, shape), shape
+
+
+def _began(source: Source | None, shape: Shape) -> str:
+    if source is not None:
+        return _("from {what}").format(what=source.weights.description)
+    return _("{n:.2f}M parameters, a new model from scratch").format(n=shape.parameters / 1e6)
+
+
+def _saved_step(source: Source | None) -> int:
+    return source.checkpoint.step if source is not None and source.checkpoint is not None else -1
 
 
 def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> RunConfig:
@@ -169,22 +146,24 @@ def _of_its_architecture(config: RunConfig, shape: Shape, notes: list[str]) -> R
 
     What it decides counts as set: the run is continued by its folder alone.
     """
-    arch, _, generation = shape.arch.partition("-")
+    arch, _dash, generation = shape.arch.partition("-")
     number = int(generation) if generation else config.generation
     named = [n for n in ("arch", "depth", "generation") if config.is_set(n)]
     if (arch, number) != (config.arch, config.generation) and named:
         raise UserError(
-            f"init_from holds a model of architecture {shape.arch}",
-            f"the config asks for arch='{config.arch}'"
-            + (f", generation {config.generation}" if config.arch == "nanochat" else ""),
-            "leave out arch, depth and generation, or start from scratch",
+            _("init_from holds a model of architecture {arch}").format(arch=shape.arch),
+            _("the config asks for {arch}").format(
+                arch=f"arch='{config.arch}'"
+                + (f", generation={config.generation}" if config.arch == "nanochat" else "")
+            ),
+            _("leave out arch, depth and generation, or start from scratch"),
         )
     if arch == "gpt2":
         if config.arch == arch:
             return config
         return dataclasses.replace(config.without_schedule_notes(), arch=arch).resolved()
     if config.is_set("depth") and config.depth != shape.n_layer:
-        notes.append(f"depth is {shape.n_layer} in the checkpoint; {config.depth} is not used")
+        notes.append(_of_the_checkpoint("depth", shape.n_layer, config.depth))
     decided = {"arch": arch, "generation": number, "depth": shape.n_layer, **shape.to_json()}
     knobs_of_it = {f.name for f in dataclasses.fields(config)} - {"n_layer"}
     decided = {
@@ -199,18 +178,26 @@ def _shape(config: RunConfig, source: Source | None, notes: list[str]) -> Shape:
         made: Shape = config.shape(vocabulary_of(config, data_facts(config.dataset)))
         return made
     shape = source.weights.shape
-    # As in nanoGPT, the checkpoint decides the architecture; what the user asked for instead is told.
+    # As in nanoGPT, the checkpoint decides the architecture; a note says what the user asked for instead.
     for name in OF_THE_SHAPE:
         there = getattr(shape, name, False)  # not every architecture has biases to choose
         if config.is_set(name) and getattr(config, name) not in (None, there):
-            notes.append(f"{name} is {there} in the checkpoint; {getattr(config, name)} is not used")
+            notes.append(_of_the_checkpoint(name, there, getattr(config, name)))
     if config.block_size > shape.block_size and isinstance(shape, GPT2Shape):
         raise UserError(
-            f"block_size {config.block_size} is longer than the checkpoint's {shape.block_size}",
-            "it has no position embeddings beyond that",
+            _("block_size {n} is longer than the checkpoint's {most}").format(
+                n=config.block_size, most=shape.block_size
+            ),
+            _("it has no position embeddings beyond that"),
             f"--block_size={shape.block_size}",
         )
     return shape.with_block_size(config.block_size)
+
+
+def _of_the_checkpoint(name: str, there: object, asked: object) -> str:
+    return _("{name} is {there} in the checkpoint; {asked} is not used").format(
+        name=name, there=str(there), asked=str(asked)
+    )
 
 
 def _as_it_is(config: RunConfig, shape: Shape) -> RunConfig:
@@ -232,17 +219,28 @@ def _model_from(source: Source, shape: Shape) -> Decoder:
     return model
 
 
+@dataclass(frozen=True)
+class _Machine:
+    """What a model is built for."""
+
+    config: RunConfig
+    fit: Fit
+    kernel: str  # of attention
+    device: str
+    dtype: str
+
+
 def _built(
-    source: Source | None, shape: Shape, config: RunConfig, fit: Fit, kernel: str, device: str, dtype: str,
-    notes: list[str],
-) -> tuple[Decoder, Stepper | None]:  # fmt: skip
+    source: Source | None, shape: Shape, machine: _Machine, notes: list[str]
+) -> tuple[Decoder, Stepper | None]:
     """The model on its device and what trains it, moments of an earlier start included. What runs out is
     built again from the beginning, for the next setting: nothing half restored is gone on with."""
+    config, fit = machine.config, machine.fit
     while True:
         known = len(notes)
         model = _fresh_model(shape, config) if source is None else _model_from(source, shape)
-        model.attention_kernel = kernel
-        stepper = build_stepper(model, config, fit, device, dtype, notes)
+        model.attention_kernel = machine.kernel
+        stepper = build_stepper(model, config, fit, machine.device, machine.dtype, notes)
         try:
             if source is not None and source.continues and stepper is not None:
                 _restore(source, stepper, config)
@@ -252,7 +250,11 @@ def _built(
                 raise
             del model, stepper, notes[known:]
             forget(error)
-            notes.append(f"out of memory while moments were read: running with {fit.choice.words}")
+            notes.append(
+                _("out of memory while moments were read: running with {setting}").format(
+                    setting=in_words(fit.choice)
+                )
+            )
 
 
 def _restore(source: Source, stepper: Stepper, config: RunConfig) -> None:
@@ -310,8 +312,9 @@ def _evaluation_sets(
     for name, blocks in sets.items():
         if len(blocks) < wanted:
             notes.append(
-                f"evaluation uses all {len(blocks):,} blocks of {name}; "
-                f"eval_iters × batch_size asks for {wanted:,}"
+                _(
+                    "evaluation uses all {n:,} blocks of {split}; eval_iters × batch_size asks for {wanted:,}"
+                ).format(n=len(blocks), split=name, wanted=wanted)
             )
     return sets
 
@@ -322,14 +325,14 @@ def _assumed_tokenizer(folder: Path, shape: Shape, config: RunConfig, notes: lis
         try:
             return make_tokenizer("gpt2")
         except UserError as error:
-            notes.append(f"no sample text at evaluations: {error.what}")
+            notes.append(_("no sample text at evaluations: {why}").format(why=error.what))
     return None
 
 
 def _refuse_several_cards() -> None:
     if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
         raise UserError(
-            "onecard trains on one card",
-            f"torchrun asked for {os.environ['WORLD_SIZE']} processes",
-            "start it without torchrun: onecard train CONFIG",
+            _("onecard trains on one card"),
+            _("torchrun asked for {n} processes").format(n=os.environ["WORLD_SIZE"]),
+            _("start it without torchrun: {command}").format(command="onecard train CONFIG"),
         )

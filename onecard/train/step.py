@@ -11,27 +11,28 @@ from torch import Tensor
 
 from onecard.arch.layout import Setting
 from onecard.data.prefetch import Micro, StepMicros
+from onecard.language import _
 from onecard.model.decoder import Decoder
 from onecard.model.dropout import DropoutKeys
 from onecard.model.precision import torch_dtype
 from onecard.model.rounding import noise_key
-from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates, Rules, adamw_for_all
-from onecard.plan.bill import micro_batch_bytes, recorded_bytes
+from onecard.plan.bill import captured_bytes, micro_batch_bytes
 from onecard.run.checkpoint import TrainingState
 from onecard.train.memory import is_capped, is_out_of_memory, measure_afresh, peak_memory_gib
 from onecard.train.replay import (
     Compute,
-    CudaRecording,
+    CudaCapture,
     Replay,
     give_back,
-    host_share,
+    launch_share,
     take_workspaces,
 )
 
-# Rounding of bf16 totals draws from a stream of its own, apart from the update's.
-_TOTALS_STREAM = 1
+# Rounding of bf16 accumulators draws from a stream of its own, apart from the update's.
+_ACCUMULATORS_STREAM = 1
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,19 @@ def read(results: Sequence[StepResult]) -> list[tuple[float, float]]:
         return [(loss, norm) for loss, norm in (each.tolist() for each in figures)]
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """How a step computes, besides what it learns (the knobs of the same names)."""
+
+    dropout: float = 0.0
+    grad_clip: float = 1.0
+    seed: int = 0
+    compiled: bool = False
+    graphs: bool | None = False  # CUDA graphs of micro-batches; None: where a pass is launch-bound
+
+
 class Stepper:
-    """Owns masters, working copies and gradient totals (in `optimizer`), loss scaling and clipping."""
+    """Owns masters, working copies and gradient accumulators (in `optimizer`), loss scaling and clipping."""
 
     def __init__(
         self,
@@ -69,19 +81,14 @@ class Stepper:
         *,
         device: str,
         dtype: str,
-        dropout: float,
-        grad_clip: float,
         rules: Rules = adamw_for_all((0.9, 0.95), 0.1),  # noqa: B008 - a constant
         storage: Storage = Storage(),  # noqa: B008 - immutable
-        seed: int = 0,
-        compiled: bool = False,
-        graphs: bool | None = False,  # None: where that keeps the host busy
+        options: StepOptions = StepOptions(),  # noqa: B008 - immutable
     ) -> None:
-        self.model = model
+        self.model, self.options = model, options
         self.device, self.dtype = device, dtype
-        self.dropout, self.grad_clip, self.seed = dropout, grad_clip, seed
-        # Of the noise of bf16 totals. Like all that is allocated, before the model gives its own weights up:
-        # whoever tries again with less must find them.
+        # Of the noise of bf16 accumulators. Like all that is allocated, before the model gives up its own
+        # weights: whoever tries again with less must find them.
         self._key = torch.zeros((), dtype=torch.int32, device=device)
         self.optimizer = Optimizer(
             dict(model.named_parameters()),
@@ -90,38 +97,38 @@ class Stepper:
             compute=torch_dtype(dtype),
             storage=storage,
             rules=rules,
-            seed=seed,
-            compiled=compiled,
+            seed=options.seed,
+            compiled=options.compiled,
         )
         model.use_weights(self.optimizer.working)
-        model.use_totals(self.optimizer.totals, self.optimizer.layer_totals)
+        model.use_accumulators(self.optimizer.accumulators, self.optimizer.layer_accumulators)
         self.loss_scale = LossScale(enabled=dtype == "float16")
-        self._micros = 0  # of the step in progress: numbers the noise of bf16 totals
-        self._recordable = True
+        self._micros = 0  # of the step in progress: numbers the noise of bf16 accumulators
+        self._may_capture = True
         self.replay: Replay | None = None
-        self.record(graphs)
+        self.use_graphs(options.graphs)
         self.updating = False  # weights and moments are between two steps, not to be saved
 
-    def record(self, graphs: bool | None) -> None:
-        """Whether to record micro-batches (None: where that pays), from nothing.
+    def use_graphs(self, graphs: bool | None) -> None:
+        """Whether to capture micro-batches as CUDA graphs (None: where that pays), from nothing.
 
         Also for another setting of the same storage: it runs other kernels, and those have to be compiled
-        in plain passes before they can be recorded, though the shape of a micro-batch is the same.
+        in plain passes before they can be captured, though the shape of a micro-batch is the same.
         """
         if self.replay is not None:
-            self.replay.release()  # it may still be playing
-        self._room_for, self._rehearsed = 0, False
-        measure = host_share if graphs is None else None
-        wanted = graphs is not False and self._recordable
-        self.replay = Replay(self._loss_of, self._recording, measure, self._in_room) if wanted else None
+            self.replay.release()  # it may still be running
+        self._room_for, self._warmed_up = 0, False
+        measure = launch_share if graphs is None else None
+        wanted = graphs is not False and self._may_capture
+        self.replay = Replay(self._loss_of, self._capture, measure, self._in_room) if wanted else None
 
-    def _recording(self, compute: Compute, inputs: Sequence[Tensor]) -> CudaRecording:
+    def _capture(self, compute: Compute, inputs: Sequence[Tensor]) -> CudaCapture:
         self._room_for = 0  # all that is free is given back for it, however it ends
         if not is_capped(self.device):
-            return CudaRecording(compute, inputs)  # it grows as it needs to, and holds no more than that
+            return CudaCapture(compute, inputs)  # it grows as it needs to, and holds no more than that
         setting = self._setting_of(len(inputs[0]))
-        room = recorded_bytes(self.model.shape, setting, self.dtype, self.dropout)
-        return CudaRecording(compute, inputs, room)
+        room = captured_bytes(self.model.shape, setting, self.dtype, self.options.dropout)
+        return CudaCapture(compute, inputs, room)
 
     def _setting_of(self, sequences: int) -> Setting:
         model, storage = self.model, self.optimizer.storage
@@ -146,7 +153,7 @@ class Stepper:
             return
         self._room_for, peak = sequences, peak_memory_gib(self.device)
         setting = self._setting_of(sequences)
-        room = micro_batch_bytes(self.model.shape, setting, self.dtype, self.dropout)
+        room = micro_batch_bytes(self.model.shape, setting, self.dtype, self.options.dropout)
         try:
             take_workspaces(self.device)
             torch.empty(room, dtype=torch.uint8, device=self.device)
@@ -157,8 +164,8 @@ class Stepper:
         if peak_memory_gib(self.device) != peak:
             measure_afresh(self.device)  # nothing has used it: it is no peak
 
-    def _rehearse(self, *sizes: int) -> None:
-        """Compile and try out kernels on one layer of each kind, before a whole micro-batch is on the card.
+    def _warm_up(self, *sizes: int) -> None:
+        """Warm up: compile kernels on one layer of each kind, before a whole micro-batch is on the card.
         `sizes`: all that a step's micro-batches have, in sequences.
 
         The compiler tries kernels out where they are first called, with a buffer as large as the card's
@@ -173,9 +180,9 @@ class Stepper:
                 self._loss_of(tokens_BT, tokens_BT, tokens_BT[:, 0], scale, self._key, layers=layers)
                 del tokens_BT
             self._clear()
-        self.optimizer.rehearse()
+        self.optimizer.warm_up()
         give_back()  # what it leaves behind would lie amid the room of real micro-batches
-        self._rehearsed = True
+        self._warmed_up = True
 
     def run(
         self,
@@ -190,8 +197,8 @@ class Stepper:
         figures = torch.zeros(2, device=self.device)  # there before the update, after which nothing may fail
         loss, grad_norm = figures.unbind()
         try:
-            if not self._rehearsed:
-                self._rehearse(*sorted(set(micros.sizes), reverse=True))
+            if not self._warmed_up:
+                self._warm_up(*sorted(set(micros.sizes), reverse=True))
             for done, micro in enumerate(micros):
                 if stop():
                     self._clear()
@@ -207,9 +214,11 @@ class Stepper:
 
     def backward(self, micro: Micro, step_tokens: int) -> Tensor:
         """Add this micro-batch's share of the step's gradient; return its share of the loss."""
-        # Filled on the device: a copy from the host would wait for it.
+        # Filled on the device: a copy from the CPU would wait for it.
         if self.optimizer.needs_noise:
-            self._key.fill_(noise_key(self.seed, self.optimizer.steps, _TOTALS_STREAM + self._micros))
+            self._key.fill_(
+                noise_key(self.options.seed, self.optimizer.steps, _ACCUMULATORS_STREAM + self._micros)
+            )
         scale = torch.full((), self.loss_scale.value / step_tokens, dtype=self._accurate, device=self.device)
         self._micros += 1
         return (self.replay or self._in_room)(micro.x, micro.y, micro.ids, scale, self._key) / step_tokens
@@ -224,17 +233,20 @@ class Stepper:
         *,
         layers: Sequence[int] | None = None,
     ) -> Tensor:
-        dropout = DropoutKeys(dropout_keys(ids_B), self.dropout) if self.dropout else None
+        dropout = DropoutKeys(dropout_keys(ids_B), self.options.dropout) if self.options.dropout else None
         noise = key if self.optimizer.needs_noise else None
         return self.model.loss_sum(x_BT, y_BT, dropout, scale=scale, noise_key=noise, layers=layers)
 
-    def news(self) -> list[str]:
-        """What the user should be told, once."""
+    def notes(self) -> list[str]:
+        """Messages for the user, once."""
         if self.replay is None or self.replay.problem is None:
             return []
-        problem, self._recordable = self.replay.problem, self.replay.ran_out  # another setting may leave room
+        problem, self._may_capture = (
+            self.replay.problem,
+            self.replay.ran_out,
+        )  # another setting may leave room
         self.replay = None
-        return [f"micro-batches are not recorded as CUDA graphs, it does not work here: {problem}"]
+        return [_("micro-batches are not captured as CUDA graphs: {problem}").format(problem=problem)]
 
     def release(self) -> None:
         """Make room for something else than training."""
@@ -246,8 +258,8 @@ class Stepper:
         """Clip, step, clear. Returns the gradient norm before clipping."""
         grad_norm = self.optimizer.norm() / self.loss_scale.value
         grad_scale = torch.full_like(grad_norm, self.loss_scale.value)
-        if self.grad_clip:
-            grad_scale *= ((grad_norm + 1e-6) / self.grad_clip).clamp(min=1.0)
+        if self.options.grad_clip:
+            grad_scale *= ((grad_norm + 1e-6) / self.options.grad_clip).clamp(min=1.0)
         self._make_ready()
         if self.loss_scale.survives(grad_norm):
             self.updating = True
@@ -257,7 +269,7 @@ class Stepper:
         return grad_norm
 
     def _make_ready(self) -> None:
-        """A recording keeps its memory during an update too: where both do not fit, it goes."""
+        """A CUDA graph keeps its memory during an update too: where both do not fit, the graph goes."""
         try:
             self.optimizer.make_ready()
         except Exception as error:

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onecard.data.bins import TokenFile
+from onecard.language import _, ngettext, number
 from onecard.model.compiling import graphs_compiled
 from onecard.train.evaluate import Evaluation
 from onecard.train.extension import further_flags
+from onecard.train.fit import in_words
 from onecard.train.pace import duration
 from onecard.train.target_text import count_targets
 
 if TYPE_CHECKING:
     from onecard.train.position import Position
-    from onecard.train.start import Run
+    from onecard.train.training_run import TrainingRun
 
 _COUNTED_TOKENS = 20_000_000
-_WORTH_TELLING = 0.02  # nats by which a loss is worse than its best
-_CHANGES = 6  # of how steps are carried out, the last ones, are shown
+_WORTH_REPORTING = 0.02  # nats by which a loss is worse than its best
+_CHANGES = 6  # of the setting, the last ones, are shown
 
 
 class Summary:
     """Collects the figures while the run goes on; `text()` is for people, `values` for programs."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self.interrupted = False
         self.was_finished = False  # before it began
         self.risen = ""  # what to say where the loss went up and stayed there
-        self.refits = 0  # how often steps had to be carried out in another way
+        self.refits = 0  # how often the setting has changed
         self.changes: list[tuple[int, str]] = []  # and what came of it: when, and in words
         self.values: dict[str, Any] = {}
 
@@ -84,103 +87,150 @@ class Summary:
         return data.epoch + data.index / self._run.sequences.n_blocks(data.epoch, data.epoch_tokens)
 
     def text(self) -> str:
-        out = self._run.config.out_dir
         values, lines = self.values, []
         if "step" in values:
-            saved = values["saved_step"]
-            head = "stopped" if self.interrupted else "ended badly" if self.risen else "done"
-            kept = (
-                f"saved as {out}/checkpoints/step-{saved:08d}" if saved is not None else "nothing saved yet"
-            )
-            lines.append(f"{head} at step {values['step']:,} of {values['last_step']:,}; {kept}")
-            if self.was_finished:
-                lines[-1] = f"finished already, at step {values['step']:,} of {values['last_step']:,}; {kept}"
-                lines.append(f"to train further: {self._further()}")
-            took = duration(values["seconds"])
-            lines.append(f"trained {values['tokens']:,} tokens ({values['epochs']:.2f} epochs) in {took}")
-            if values["tokens_per_second"]:
-                # After a continuation, tokens and time are those of the whole run, the speed is today's.
-                when = "since it was continued" if values["continued"] else "on average"
-                lines[-1] += f", {values['tokens_per_second']:,.0f} tokens/s {when}"
-            lines += self._risen()
+            lines += [self._head(), self._trained(), *self._risen()]
         lines += self._memory()
         if not self.interrupted and values.get("val_loss") is not None:
             lines += self._learned()
-        if self.interrupted and "step" in values:
-            config = self._run.config
-            again = "the same command" if config.init_from in ("auto", "resume") and not config.fresh else (
-                "--init_from=resume" + (", without --fresh" if config.fresh else "")
-            )  # fmt: skip
-            # Before the first checkpoint there is nothing to continue.
-            lines.append(f"continue with {again}" if values["step"] else "begin again with the same command")
+        if "step" in values:
+            lines += self._next()
         return "\n".join(lines)
+
+    def _head(self) -> str:
+        values, saved = self.values, self.values["saved_step"]
+        kept = _("nothing saved yet")
+        if saved is not None:
+            kept = _("saved as {path}").format(
+                path=f"{self._run.config.out_dir}/checkpoints/step-{saved:08d}"
+            )
+        head = _("done at step {step:,} of {last:,}; {kept}")
+        if self.was_finished:
+            head = _("finished already, at step {step:,} of {last:,}; {kept}")
+        elif self.interrupted:
+            head = _("stopped at step {step:,} of {last:,}; {kept}")
+        elif self.risen:
+            head = _("ended badly at step {step:,} of {last:,}; {kept}")
+        return head.format(step=values["step"], last=values["last_step"], kept=kept)
+
+    def _trained(self) -> str:
+        values = self.values
+        text = _("trained {n:,} tokens ({epochs:.2f} epochs) in {time}").format(
+            n=values["tokens"], epochs=values["epochs"], time=duration(values["seconds"])
+        )
+        if not values["tokens_per_second"]:
+            return text
+        # After a continuation, tokens and time are those of the whole run, the speed is today's.
+        speed = _("{n:,.0f} tokens/s on average")
+        if values["continued"]:
+            speed = _("{n:,.0f} tokens/s since it was continued")
+        return f"{text}, {speed.format(n=values['tokens_per_second'])}"
+
+    def _next(self) -> list[str]:
+        """The commands that come next."""
+        values, config = self.values, self._run.config
+        if self.interrupted:
+            again = _("the same command")
+            if config.fresh:
+                again = _("--init_from=resume, without --fresh")
+            elif config.init_from not in ("auto", "resume"):
+                again = "--init_from=resume"
+            # Before the first checkpoint there is nothing to continue.
+            if not values["step"]:
+                return [_("begin again with the same command")]
+            return [_("continue with {command}").format(command=again)]
+        if values["saved_step"] is None or self.risen:
+            return []
+        out = shlex.quote(config.out_dir)
+        lines = []
+        if self._run.tokenizer is not None:  # without one there is no text
+            lines.append(_("to generate text: {command}").format(command=f"onecard sample {out}"))
+        if self._run.model.shape.arch != "nanochat-2026":  # which Hugging Face does not have
+            command = f"onecard export {out} {shlex.quote(config.out_dir.rstrip('/') + '-hf')}"
+            lines.append(_("to use it with Hugging Face: {command}").format(command=command))
+        return [*lines, _("to train further: {command}").format(command=self._further())]
 
     def _risen(self) -> list[str]:
         """Of a loss that ended above where it was, which of the two kinds that is."""
         values, out = self.values, self._run.config.out_dir
         if self.risen:
-            return [
-                self.risen,
-                f"every step of it is in {out}/metrics.jsonl; "
-                "a lower learning rate or a longer warm-up is the usual cure",
-            ]
+            cure = _(
+                "every step of it is in {path}; a lower learning rate or a longer warm-up is the usual cure"
+            )
+            return [self.risen, cure.format(path=f"{out}/metrics.jsonl")]
         now, best = values.get("val_loss"), values["best_val_loss"]
-        if now is None or best is None or now <= best + _WORTH_TELLING:
+        if now is None or best is None or now <= best + _WORTH_REPORTING:
             return []
-        newest = "" if self._run.config.always_save_checkpoint else " (sample takes the best checkpoint)"
+        text = _("the validation loss was {best:.4f} at its best and is {now:.4f} now").format(
+            best=best, now=now
+        )
         # What is no better known than other text ever was has not been memorised: noise, or a high rate.
-        memorised = values["train_loss"] < best - _WORTH_TELLING
-        why = ": more steps on this text only memorise it" if memorised else ""
-        return [f"the validation loss was {best:.4f} at its best and is {now:.4f} now{why}{newest}"]
+        if values["train_loss"] < best - _WORTH_REPORTING:
+            text += ": " + _("more steps on this text only memorise it")
+        if not self._run.config.always_save_checkpoint:
+            text += " " + _("(sample takes the best checkpoint)")
+        return [text]
 
     def _further(self) -> str:
         """Twice as long as it was to be, or is, at a rate that still teaches it something."""
         config, step = self._run.config, self.values["step"]
-        trained = self._run.trained or config
+        trained = (self._run.trained if self.was_finished else None) or config
         steps = 2 * max(config.max_iters, trained.max_iters, step, 1)
-        return f"onecard train --out_dir={config.out_dir} {further_flags(trained, step, steps)}"
+        return f"onecard train --out_dir={shlex.quote(config.out_dir)} {further_flags(trained, step, steps)}"
 
     def _memory(self) -> list[str]:
-        """Prediction beside measurement, and what fitting has done."""
-        values, lines = self.values, []
-        kinds = (("memory", "gib", ".2f", "GiB"), ("speed", "tokens_per_second", ",.0f", "tokens/s"))
-        found = []
-        for what, key, form, unit in kinds:
-            predicted, measured = (values.get(f"{how}_{key}") for how in ("predicted", "measured"))
-            if predicted and measured:
-                found.append(f"{what} {predicted:{form}} {unit} predicted, {measured:{form}} measured")
+        """Prediction and measurement, and what fitting has done."""
+        values, lines, found = self.values, [], []
+        predicted, measured = values.get("predicted_gib"), values.get("measured_gib")
+        if predicted and measured:
+            text = _("memory {predicted:.2f} GiB predicted, {measured:.2f} measured")
+            found.append(text.format(predicted=predicted, measured=measured))
+        predicted = values.get("predicted_tokens_per_second")
+        measured = values.get("measured_tokens_per_second")
+        if predicted and measured:
+            text = _("speed {predicted:,.0f} tokens/s predicted, {measured:,.0f} measured")
+            found.append(text.format(predicted=predicted, measured=measured))
         if found:
             lines.append("; ".join(found))
-        if values.get("refits"):
-            times = "once" if values["refits"] == 1 else f"{values['refits']} times"
-            lines.append(f"how steps are carried out was changed {times} (events.jsonl):")
+        if changes := values.get("refits"):
+            text = ngettext(
+                "the setting was changed once (events.jsonl):",
+                "the setting was changed {n} times (events.jsonl):",
+                changes,
+            )
+            lines.append(text.format(n=changes))
             shown = self.changes if len(self.changes) <= _CHANGES else self.changes[-_CHANGES:]
             if len(shown) < len(self.changes):
-                lines.append(f"  ... {len(self.changes) - len(shown)} before")
-            lines += [f"  step {step:,}: {text}" for step, text in shown]
-            lines.append(
-                f"  in the end: {self._run.fit.choice.words}; {values['graphs_compiled']} graphs compiled"
+                lines.append("  " + _("... {n} before").format(n=len(self.changes) - len(shown)))
+            lines += ["  " + _("step {step:,}: {text}").format(step=step, text=text) for step, text in shown]
+            graphs = ngettext("{n} graph compiled", "{n} graphs compiled", values["graphs_compiled"])
+            last = _("in the end: {setting}; {graphs}").format(
+                setting=in_words(self._run.fit.choice), graphs=graphs.format(n=values["graphs_compiled"])
             )
+            lines.append(f"  {last}")
         return lines
 
     def _learned(self) -> list[str]:
-        """Validation loss beside what simple guessing gets on the same tokens."""
+        """Validation loss compared with what simple guessing gets on the same tokens."""
         values, vocab = self.values, self._run.model.shape.vocab_size
         counts_V = count_targets(self._run.evaluation["val"], vocab)
         alike_V = np.full(vocab, math.log(self._n_vocab()))
         rows = [
-            ("guessing every token alike", *self._guessing(alike_V, counts_V)),
-            ("guessing by frequency alone", *self._guessing(self._unigram_nats(), counts_V)),
+            (_("guessing every token alike"), *self._guessing(alike_V, counts_V)),
+            (_("guessing by frequency alone"), *self._guessing(self._unigram_nats(), counts_V)),
         ]
         if values.get("first_val_loss") is not None and "step" in values:
-            rows.append(("this model, before training", values["first_val_loss"], values["first_val_bpb"]))
-        rows.append(("this model, now", values["val_loss"], values["val_bpb"]))
+            rows.append((_("this model, before training"), values["first_val_loss"], values["first_val_bpb"]))
+        rows.append((_("this model, now"), values["val_loss"], values["val_bpb"]))
         with_bits = values["val_bpb"] is not None
-        lines = ["validation loss in nats per token" + (" (bits per byte):" if with_bits else ":")]
+        lines = [_("validation loss in nats per token:")]
+        if with_bits:
+            lines = [_("validation loss in nats per token (bits per byte):")]
+        width = max(28, *(len(row[0]) for row in rows))
         for what, nats, bits in rows:
             # A run from before bits per byte were recorded has none for its beginning.
-            shown = f" ({bits:.3f})" if with_bits and bits is not None else ""
-            lines.append(f"  {what:<28} {nats:7.4f}{shown}")
+            shown = f" ({number(bits, '.3f')})" if with_bits and bits is not None else ""
+            lines.append(f"  {what:<{width}} {number(nats, '7.4f')}{shown}")
         return lines
 
     def _n_vocab(self) -> int:

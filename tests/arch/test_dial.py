@@ -82,7 +82,7 @@ def test_nanochats_minus_one_is_auto() -> None:
     assert config("--depth=12", "--num-iterations=-1", "--total-batch-size=-1").max_iters == 2520
 
 
-def test_what_is_set_and_idle_is_told() -> None:
+def test_what_is_set_and_unused_is_reported() -> None:
     (note,) = config("--depth=12", "--learning_rate=1e-5", "--lr_decay_iters=100").notes
     assert note.startswith("learning_rate, lr_decay_iters not used")
     assert "window_pattern" in config("--depth=12", "--generation=2025", "--window_pattern=L").notes[0]

@@ -303,10 +303,48 @@ def test_types_may_be_written_short(spelling: str, dtype: str) -> None:
         (["out-x", "--top_k", "3", "Hello"], ["--out_dir=out-x", "--top_k", "3", "--start=Hello"]),
         (["config/x.py", "--start=Hi"], ["config/x.py", "--start=Hi"]),
         ([], []),
+        (["Once upon a time"], ["--start=Once upon a time"]),
+        (["--out_dir=out-x", "Hello"], ["--out_dir=out-x", "--start=Hello"]),
+        (["--out_dir", "out-x", "Hello"], ["--out_dir", "out-x", "--start=Hello"]),
+        (["out-x", "out-x"], ["--out_dir=out-x", "--start=out-x"]),
+        (["out-x", "--device", "cpu", "cpu"], ["--out_dir=out-x", "--device", "cpu", "--start=cpu"]),
+        (["out-x", "- one item"], ["--out_dir=out-x", "--start=- one item"]),
+        (["out-x", "open a.py"], ["--out_dir=out-x", "--start=open a.py"]),
+        (["out-x", "two\nlines"], ["--out_dir=out-x", "--start=two\nlines"]),
+        (["out-x", ""], ["--out_dir=out-x", "--start="]),
     ],
 )
 def test_sample_takes_a_run_and_a_text(words: list[str], flags: list[str]) -> None:
     assert config_of_sample(words) == flags
+
+
+def test_a_text_that_begins_with_a_dash_reaches_sample(run: Command) -> None:
+    assert run("sample", "out-x", "- one item").err.startswith("error: there is no run folder out-x\n")
+    assert "did you mean start?" in run("sample", "out-x", "--strat").err
+
+
+def test_two_texts_and_a_text_before_its_run_are_refused(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert "given twice" in run("sample", "mine", "Hello", "--start=Bye").err
+    assert run("sample", "Hello there", "mine").err == (
+        "error: the run comes first, then the text\nhint: onecard sample mine 'Hello there'\n"
+    )
+
+
+def test_a_run_that_is_missing_names_those_there_are(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("older/checkpoints", "newer/checkpoints", "deep/theirs/checkpoints")):
+        (tmp_path / name).mkdir(parents=True)
+        os.utime(tmp_path / name, (age, age))
+    assert run("sample", "Hello").err == "error: there is no run folder Hello\nhint: runs: newer, older\n"
+    assert "runs: deep/theirs, newer, older\n" in run("sample", "deep/mine").err
+    assert "runs: older, newer\n" in run("export", "oldr", "target").err, "the one that was meant first"
 
 
 def test_a_range_error_names_the_limit(run: Command) -> None:

@@ -74,7 +74,7 @@ def test_parts_that_lie_over_each_other_are_refused(tmp_path: Path) -> None:
     count, length = struct.unpack("<HI", end[10:16])
     struct.pack_into("<HHI", end, 8, count + 100, count + 100, length + 100 * len(entry))
     path.write_bytes(content[: content.rfind(b"PK\5\6")] + entry * 100 + end)
-    assert "together larger than the file" in refusal(path)
+    assert "together are larger than the file" in refusal(path)
 
 
 def test_two_tables_of_contents_are_refused(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_loss_and_gradients_agree(tmp_path: Path) -> None:
     their_loss = theirs(TOKENS, labels=TOKENS).loss
     count = TOKENS[:, 1:].numel()
     our_gradients = {name: torch.zeros_like(parameter) for name, parameter in ours.named_parameters()}
-    ours.use_totals(our_gradients)
+    ours.use_accumulators(our_gradients)
     our_loss = ours.loss_sum(TOKENS[:, :-1], TOKENS[:, 1:], scale=torch.tensor(1 / count)) / count
     assert our_loss.item() == pytest.approx(their_loss.item(), abs=1e-5)
     their_loss.backward()
@@ -255,6 +255,7 @@ def test_a_config_that_leaves_defaults_out(tmp_path: Path) -> None:
         ({"n_positions": 13}, "'transformer.wpe.weight'"),
         ({"n_embd": 32}, "has the wrong shape"),
         ({"tie_word_embeddings": False}, "no output head"),
+        ({"onecard": "nonsense"}, "not what export writes"),
     ],
 )
 def test_settings_that_cannot_be_followed_are_named(
@@ -266,7 +267,7 @@ def test_settings_that_cannot_be_followed_are_named(
 
 
 def test_harmless_settings_are_ignored(tmp_path: Path) -> None:
-    changes = {"reorder_and_upcast_attn": True, "n_inner": 64, "onecard": "nonsense", "resid_pdrop": 0.5}
+    changes = {"reorder_and_upcast_attn": True, "n_inner": 64, "resid_pdrop": 0.5}
     assert read_huggingface_folder(edit_config(their_folder(tmp_path), **changes))[0].bias
 
 

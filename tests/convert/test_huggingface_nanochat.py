@@ -117,7 +117,7 @@ def test_loss_and_gradients_agree(tmp_path: Path) -> None:
     ours = our_model(*read_huggingface_folder(tmp_path / "theirs"))
     x_BT, y_BT = TOKENS[:, :-1].contiguous(), TOKENS[:, 1:].contiguous()
     totals = {name: torch.zeros_like(parameter) for name, parameter in ours.named_parameters()}
-    ours.use_totals(totals)
+    ours.use_accumulators(totals)
     our_loss = ours.loss_sum(x_BT, y_BT, scale=torch.tensor(1 / y_BT.numel())) / y_BT.numel()
     their_loss = F.cross_entropy(theirs(x_BT).logits.flatten(0, 1), y_BT.flatten())
     their_loss.backward()

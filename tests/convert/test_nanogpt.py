@@ -86,7 +86,7 @@ def adamw_of(model: GPT2) -> torch.optim.AdamW:
 def backward_into_grads(model: GPT2, tokens: Tensor) -> Tensor:
     """Mean loss; its gradients become the parameters' own, for torch's optimizer to find."""
     totals = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    model.use_totals(totals)
+    model.use_accumulators(totals)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     loss = model.loss_sum(inputs, targets, scale=torch.tensor(1 / targets.numel()))
     for name, parameter in model.named_parameters():
@@ -369,8 +369,8 @@ def test_damaged_and_other_files(tmp_path: Path, content: bytes, said: str) -> N
 @pytest.mark.parametrize(
     ("saved", "said"),
     [
-        ({"model": {}}, "no 'model_args'"),
-        ({"model_args": {}}, "no 'model'"),
+        ({"model": {}}, "it lacks: model_args"),
+        ({"model_args": {}}, "it lacks: model\n"),
         (OrderedDict(a=torch.ones(1)), "not a checkpoint of nanoGPT"),
         ([1, 2], "not a checkpoint of nanoGPT"),
         ({"model": [1], "model_args": {}}, "holds no model"),

@@ -117,7 +117,7 @@ def _priced(case: Any, capability: Any, rates: Any) -> dict[str, Any]:
     bill, step = case.bill(capability), case.step_time(rates)
     return {
         "lines": [[line.name, line.bytes] for line in bill.all_lines()],
-        "host": [[line.name, line.bytes] for line in bill.standing.host],
+        "host": [[line.name, line.bytes] for line in bill.resident.host],
         "worst": bill.worst.name,
         "moments": [[moment.name, moment.bytes] for moment in bill.moments],
         "bytes": {name: getattr(bill, name) for name in

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onecard.arch.shapes import GPT2Shape
 from onecard.errors import UserError
-from onecard.generate.decode import Sampling, draw, generate, stream_seed, token_weights
+from onecard.generate.decode import Sampling, chosen, generate, stream_seed, token_weights
 from onecard.model.gpt2 import GPT2
 
 GREEDY = Sampling(temperature=0.0, top_k=None, top_p=1.0, seed=0)
@@ -125,7 +125,7 @@ def test_a_batch_of_different_samples_slides_its_windows_row_by_row() -> None:
         for step in range(30):
             with torch.no_grad():
                 logits_1V = model(torch.tensor([tokens[-8:]]))[:, -1]
-            tokens.append(int(draw(token_weights(logits_1V, sampling), uniforms[step : step + 1])))
+            tokens.append(int(chosen(token_weights(logits_1V, sampling), uniforms[step : step + 1])))
         assert tokens[3:] == row
 
 
@@ -163,7 +163,7 @@ def test_training_goes_on_undisturbed() -> None:
     assert model.training
     drawn(model, [1, 2], 12)
     totals = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    model.use_totals(totals)
+    model.use_accumulators(totals)
     tokens_BT = torch.tensor([prompt_of(8)])
     model.loss_sum(tokens_BT, tokens_BT, scale=torch.tensor(1.0))
     assert all(total.any() for total in totals.values())
@@ -212,7 +212,7 @@ def test_frequencies_follow_the_softmax() -> None:
     for temperature in (0.5, 1.0, 2.0):
         weights_1V = token_weights(logits_1V, Sampling(temperature, None, 1.0, 0))
         uniform_B = torch.rand(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        tokens_B = draw(weights_1V.expand(200_000, -1), uniform_B)
+        tokens_B = chosen(weights_1V.expand(200_000, -1), uniform_B)
         frequency_V = torch.bincount(tokens_B, minlength=5) / 200_000
         torch.testing.assert_close(
             frequency_V, (logits_1V[0] / temperature).softmax(-1), atol=0.005, rtol=0.0
@@ -263,7 +263,7 @@ def test_filters_keep_exactly_the_right_tokens(
     np.testing.assert_allclose(
         weights_1V[0].double() / weights_1V.sum(), renormalised / renormalised.sum(), atol=1e-9
     )
-    token = int(draw(weights_1V, torch.tensor([uniform], dtype=torch.float64)))
+    token = int(chosen(weights_1V, torch.tensor([uniform], dtype=torch.float64)))
     assert token in allowed
 
 
@@ -278,10 +278,10 @@ def test_top_p_zero_is_greedy_and_top_k_one_too() -> None:
 def test_the_ends_of_the_unit_interval() -> None:
     weights_BV = torch.tensor([[0, 0, 5, 0, 3, 0, 0]]).expand(3, -1)
     uniform_B = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert draw(weights_BV, uniform_B).tolist() == [2, 2, 4]
+    assert chosen(weights_BV, uniform_B).tolist() == [2, 2, 4]
     # The largest total a vocabulary of 2**24 can have: every weight rounded up.
     huge_BV = torch.tensor([[2**47, 2**47 + 2**24, 0]])
-    assert draw(huge_BV, uniform_B[2:]).tolist() == [1]
+    assert chosen(huge_BV, uniform_B[2:]).tolist() == [1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])

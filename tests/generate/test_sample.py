@@ -249,7 +249,7 @@ def test_an_empty_prompt_starts_a_document(
 
 def test_a_prompt_the_model_has_no_embedding_for(load: Callable[..., LoadedModel]) -> None:
     load(byte_model(vocab_size=128))
-    with pytest.raises(UserError, match=r"the prompt has token 195, the model knows 128"):
+    with pytest.raises(UserError, match=r"token 195 of the prompt is not among the model's 128"):
         sample_command(SampleConfig(start="ü"))
 
 

@@ -210,8 +210,8 @@ def test_without_a_card_the_way_out_is_named(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--seconds", "0"], "out of range"),
-        (["--seconds", "nan"], "out of range"),
+        (["--seconds", "0"], "it is a number from 1 to 600"),
+        (["--seconds", "nan"], "takes a number"),
         (["--device", "tpu"], "is not one onecard can compute on"),
         (["no_such_config.py", "--device", "cpu"], "no_such_config.py"),
         (["--power-limits", "lots"], "not a list of power limits"),

@@ -33,6 +33,16 @@ def significant(name: str) -> frozenset[str]:
         ("rtx4070 laptop", "RTX 4070 Laptop"),
         ("RTX 4070 Laptop GPU", "RTX 4070 Laptop"),
         ("RTX 4070 Mobile", "RTX 4070 Laptop"),
+        ("RTX 4070 portátil", "RTX 4070 Laptop"),
+        ("rtx 4070 para portátiles", "RTX 4070 Laptop"),
+        ("4070 de escritorio", "RTX 4070"),
+        ("tarjeta gráfica RTX 4070 Ti de sobremesa", "RTX 4070 Ti"),
+        ("4070 für Laptops", "RTX 4070 Laptop"),
+        ("Laptop-4070", "RTX 4070 Laptop"),
+        ("Laptop-4070-Grafikkarte mit 8 GB", "RTX 4070 Laptop"),
+        ("rtx4070 mobile", "RTX 4070 Laptop"),
+        ("4070 desktop", "RTX 4070"),
+        ("the 4070 Ti Super for desktops", "RTX 4070 Ti Super"),
         ("geforce 4070ti super", "RTX 4070 Ti Super"),
         ("4070 TI SUPER 16GB", "RTX 4070 Ti Super"),
         ("rtx4070tisuper", "RTX 4070 Ti Super"),
@@ -275,7 +285,7 @@ def test_every_row_is_whole() -> None:
     names = [card.name for card in all_cards()]
     assert len(set(names)) == len(names) == 85
     for card in all_cards():
-        assert card.note.split(";")[0].split()[0] in {"derived", "datasheet", "recalled"}
+        assert card.note.split(";")[0].split()[0] in {"derived", "datasheet", "unverified"}
         assert card.memory_gb and card.bandwidth_gbps and card.tdp_w and card.fp32
         if size := re.search(r"(\d+)GB", card.name):
             assert card.memory_gb == float(size[1])

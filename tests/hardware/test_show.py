@@ -49,7 +49,7 @@ def test_the_table_shows_every_card_whole_and_without_colour(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     machine_with()
-    assert show.gpus_command(None, as_json=False) == 0
+    assert show.gpus_command(None, everything=True, as_json=False) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "\x1b" not in out
@@ -64,7 +64,7 @@ def test_a_row_holds_the_figures_and_its_marks(
     machine_with: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine_with(GPU)
-    show.gpus_command(None, as_json=False)
+    show.gpus_command(None, everything=True, as_json=False)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["RTX", "3070", "8", "448", "40.6", "220", "8.6", "derived"] in rows
     assert [
@@ -79,14 +79,14 @@ def test_a_row_holds_the_figures_and_its_marks(
         "derived",
     ] in rows  # the one in this machine
     assert ["T4", "16", "320", "65.0*", "70", "7.5", "datasheet", "+"] in rows
-    assert ["RX", "7900", "XTX", "24", "960", "122.8", "355", "-", "recalled", "+"] in rows
+    assert ["RX", "7900", "XTX", "24", "960", "122.8", "355", "-", "unverified", "+"] in rows
 
 
 def test_the_machine_comes_first_with_who_uses_it(
     machine_with: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine_with(GPU)
-    show.gpus_command(None, as_json=False)
+    show.gpus_command(None, everything=True, as_json=False)
     out = capsys.readouterr().out
     head, _, _ = out.partition("Known card")
     for expected in (
@@ -102,7 +102,7 @@ def test_the_machine_comes_first_with_who_uses_it(
         assert expected in head
 
 
-def test_what_the_driver_does_not_tell_is_said(
+def test_what_the_driver_does_not_report_is_said(
     machine_with: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine_with(
@@ -111,13 +111,13 @@ def test_what_the_driver_does_not_tell_is_said(
         LocalGpu(index=2, uuid=None, name="Idle card", card=None, total_bytes=12 * GIB, free_bytes=12 * GIB),
         cpu=LocalCpu("Made-up 9000", 1, None),
     )
-    show.gpus_command(None, as_json=False)
+    show.gpus_command(None, everything=True, as_json=False)
     out = capsys.readouterr().out
     assert "GPU 0: Odd card (not among the known cards)" in out
-    assert "memory    not told, not told free" in out
-    assert "used by   the driver does not tell" in out
-    assert "used by   somebody the driver does not name, 8.00 GiB" in out
-    assert "used by   nobody" in out
+    assert "memory    not reported, not reported free" in out
+    assert "used by   the driver does not report it" in out
+    assert "used by   a process the driver does not name, 8.00 GiB" in out
+    assert "used by   no process" in out
     assert "1 core," in out
 
 
@@ -125,10 +125,10 @@ def test_a_broken_driver_is_shown_instead_of_no_card(
     machine_with: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine_with()
-    show.gpus_command(None, as_json=False)
+    show.gpus_command(None, everything=True, as_json=False)
     assert "no NVIDIA card seen" in capsys.readouterr().out
     machine_with(trouble="the driver's library does not start: version mismatch")
-    show.gpus_command(None, as_json=False)
+    show.gpus_command(None, everything=True, as_json=False)
     out = capsys.readouterr().out
     assert "version mismatch" in out
     assert "no NVIDIA card seen" not in out
@@ -136,7 +136,7 @@ def test_a_broken_driver_is_shown_instead_of_no_card(
 
 def test_one_card_in_full(machine_with: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine_with(GPU)
-    assert show.gpus_command("4070", as_json=False) == 0
+    assert show.gpus_command("4070", everything=False, as_json=False) == 0
     out = capsys.readouterr().out
     assert out.startswith("RTX 4070\n")
     for expected in (
@@ -153,7 +153,7 @@ def test_one_card_in_full(machine_with: Machine, capsys: pytest.CaptureFixture[s
     ):
         assert expected in out
     assert "in this machine as GPU 0, 3.00 GiB of 12.00 GiB free" in out
-    show.gpus_command("4070 laptop", as_json=False)
+    show.gpus_command("4070 laptop", everything=False, as_json=False)
     out = capsys.readouterr().out
     assert "boost 1695-2175 and 35-115 W by design" in out
     assert "real clocks often run 5-10% higher" in out
@@ -163,12 +163,12 @@ def test_one_card_in_full(machine_with: Machine, capsys: pytest.CaptureFixture[s
 def test_an_unknown_card_is_the_persons_error(machine_with: Machine) -> None:
     machine_with()
     with pytest.raises(UserError, match="RTX 4700"):
-        show.gpus_command("RTX 4700", as_json=False)
+        show.gpus_command("RTX 4700", everything=False, as_json=False)
 
 
 def test_json_of_everything(machine_with: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine_with(GPU)
-    assert show.gpus_command(None, as_json=True) == 0
+    assert show.gpus_command(None, everything=True, as_json=True) == 0
     answer = json.loads(capsys.readouterr().out)
     assert set(answer) == {"machine", "cards"}
     assert set(answer["machine"]) == {"gpus", "driver_trouble", "cpu"}
@@ -189,10 +189,16 @@ def test_json_of_everything(machine_with: Machine, capsys: pytest.CaptureFixture
 
 def test_json_of_one_card(machine_with: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine_with()
-    assert show.gpus_command("t4", as_json=True) == 0
+    assert show.gpus_command("t4", everything=False, as_json=True) == 0
     answer = json.loads(capsys.readouterr().out)
     (card,) = answer["cards"]
     assert card["name"] == "T4"
     assert card["compute_capability"] == "7.5"
     assert card["bf16"] is None
     assert card["fp16acc"] == 65
+
+
+def test_the_list_of_all_cards_comes_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    show.gpus_command(None, everything=False, as_json=False)
+    out = capsys.readouterr().out
+    assert "RTX 4070" not in out and "onecard gpus --all" in out

@@ -64,11 +64,11 @@ def test_a_compiled_run_gives_the_eager_losses(tmp_path: Path) -> None:
 
 
 def test_all_that_fitting_may_change_is_foreseen() -> None:
-    """Five sizes of micro-batches, each with a ragged last one, in every way to recompute."""
+    """Five sizes of micro-batches, each with a smaller last one, in every setting of recompute."""
     torch.compiler.reset()
     before = torch._dynamo.config.recompile_limit
     model = GPT2.initialised(GPT2Shape(1, 1, 8, 20, 4, False), 0)
-    Stepper(model, device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0)  # gives it its totals
+    Stepper(model, device="cpu", dtype="float32")  # gives it its accumulators
     model.compile_parts(backend="eager")
     try:
         for size in range(1, 2 * MOST_MICRO_BATCHES + 1):

@@ -27,11 +27,11 @@ from onecard.model.loss_kernel import kernel_chunk_loss_
 from onecard.model.nanochat_2026 import Nanochat2026
 from onecard.model.precision import torch_dtype
 from onecard.optim import regions
-from onecard.optim.held import Storage
 from onecard.optim.offload import host_empty
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates
 from onecard.train.memory import cap_memory
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,16 +73,16 @@ def test_the_loss_kernel_is_the_plain_computation(
     (expected * 0.25).backward()
     for chunk in (64, 100, 1000):
         x = x_ND.clone().requires_grad_()
-        total = torch.zeros(head_VD.shape, device="cuda")
+        accumulator = torch.zeros(head_VD.shape, device="cuda")
         loss = linear_cross_entropy(
             x, head_VD, targets_N, chunk=chunk, scale=torch.tensor(0.25, device="cuda"),
-            head_total_VD=total, options=options, chunk_loss=kernel_chunk_loss_,
+            head_accumulator_VD=accumulator, options=options, chunk_loss=kernel_chunk_loss_,
         )  # fmt: skip
         loss.backward()
         assert loss.item() == pytest.approx(expected.item(), rel=max(bound / 10, 1e-5))
         assert x.grad is not None and wide[0].grad is not None and wide[1].grad is not None
         assert relative(x.grad, wide[0].grad) < bound
-        assert relative(total, wide[1].grad) < bound
+        assert relative(accumulator, wide[1].grad) < bound
         without = linear_cross_entropy(
             x_ND, head_VD, targets_N, chunk=chunk, options=options, chunk_loss=kernel_chunk_loss_
         )
@@ -143,11 +143,11 @@ def gradients(device: str, dtype: torch.dtype, recompute: str, compiled: bool) -
     if compiled:
         model.compile_parts()
     wide = torch.promote_types(dtype, torch.float32)
-    totals = {n: torch.zeros(p.shape, dtype=wide, device=device) for n, p in model.named_parameters()}
-    model.use_totals(totals)
+    accumulators = {n: torch.zeros(p.shape, dtype=wide, device=device) for n, p in model.named_parameters()}
+    model.use_accumulators(accumulators)
     x_BT, y_BT = (t.to(device) for t in batch())
     model.loss_sum(x_BT, y_BT, scale=torch.tensor(1 / 512, dtype=wide, device=device))
-    return {name: total.cpu() for name, total in totals.items()}
+    return {name: accumulator.cpu() for name, accumulator in accumulators.items()}
 
 
 @pytest.mark.parametrize("recompute", ["none", "mlp", "block"])
@@ -171,9 +171,7 @@ def stepper_of(
     model.attention_kernel, _ = fastest_kernel(4, 4, 128, 64, torch_dtype(dtype), "cuda")
     if compiled:
         model.compile_parts()
-    return Stepper(
-        model, device="cuda", dtype=dtype, dropout=0.0, grad_clip=1.0, storage=storage, compiled=compiled
-    )
+    return Stepper(model, device="cuda", dtype=dtype, storage=storage, options=StepOptions(compiled=compiled))
 
 
 def requested_bytes() -> int:
@@ -194,12 +192,12 @@ def losses_of(stepper: Stepper, steps: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("place", ["optimizer", "gradients"])
+@pytest.mark.parametrize("offload", ["optimizer", "gradients"])
 @pytest.mark.parametrize("low_bit", [False, True])
-def test_offloading_changes_nothing(place: str, low_bit: bool) -> None:
+def test_offloading_changes_nothing(offload: str, low_bit: bool) -> None:
     kind = ("bf16", "int8") if low_bit else ("fp32", "fp32")
     resident = losses_of(stepper_of(Storage(*kind)), 12)
-    offloaded = losses_of(stepper_of(Storage(*kind, place)), 12)
+    offloaded = losses_of(stepper_of(Storage(*kind, offload)), 12)
     # Embedding gradients are summed in no fixed order, so not bit for bit.
     assert offloaded == pytest.approx(resident, abs=5e-3)
     assert resident[-1] < resident[0] - 1
@@ -217,18 +215,18 @@ def test_low_bit_follows_exact(storage: Storage, compiled: bool) -> None:
     assert ours[-1] == pytest.approx(exact[-1], abs=0.1)
 
 
-def test_the_update_waits_for_totals_on_their_way_home() -> None:
+def test_the_update_waits_for_accumulators_being_copied_back() -> None:
     """Nothing between the backward pass and the update reads a number, which would wait for everything."""
     shape = GPT2Shape(n_layer=6, n_head=8, n_embd=1024, vocab_size=1000, block_size=256, bias=False)
     tokens = torch.randint(0, 1000, (2, 257), device="cuda")
     ids = torch.zeros(2, dtype=torch.int64, device="cuda")
     micro = Micro(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), ids)
     weights = []
-    for place in ("none", "gradients"):
+    for offload in ("none", "gradients"):
         model = GPT2.initialised(shape, 3)
         model.attention_kernel = "efficient"
-        storage = Storage(offload=place)
-        stepper = Stepper(model, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, storage=storage)
+        storage = Storage(offload=offload)
+        stepper = Stepper(model, device="cuda", dtype="bfloat16", storage=storage)
         for _ in range(6):
             stepper.backward(micro, 512)
             stepper.update(Rates(1e-3))
@@ -267,7 +265,7 @@ def test_memory_does_not_grow_from_step_to_step() -> None:
 
 
 def test_offloaded_masters_are_not_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "PIECE", 2**16)  # small beside this small model
+    monkeypatch.setattr(regions, "PIECE", 2**16)  # small compared with this small model
     shape = replace(SHAPE, n_layer=6)
     parameters, layer = shape.parameters, 12 * shape.n_embd**2
     held = {}
@@ -279,9 +277,9 @@ def test_offloaded_masters_are_not_on_the_card(monkeypatch: pytest.MonkeyPatch) 
         held[storage.offload] = requested_bytes() - before
         del stepper
     assert held["none"] == pytest.approx(18 * parameters, rel=0.02)
-    # Besides, three pieces of the shuttle travel, of layers and of embeddings.
+    # Three pieces of layers and of embeddings are streamed in addition.
     assert held["optimizer"] == pytest.approx(6 * parameters + 2 * 3 * 12 * 2**16, rel=0.05)
-    # Totals of three layers of the six are here at a time, and pieces of them travel in the update.
+    # Accumulators of three of the six layers are on the card at a time; the update streams pieces of them.
     assert held["gradients"] == pytest.approx(held["optimizer"] - 3 * 4 * layer + 3 * 4 * 2**16, rel=0.02)
 
 
@@ -385,13 +383,13 @@ def gradients_of_2026(
         model.attention_kernel = kernel or fastest_kernel(4, 2, 311, 128, dtype, device)[0]
     if compiled:
         model.compile_parts()
-    totals = {n: torch.zeros(p.shape, dtype=wide, device=device) for n, p in model.named_parameters()}
-    model.use_totals(totals)
+    accumulators = {n: torch.zeros(p.shape, dtype=wide, device=device) for n, p in model.named_parameters()}
+    model.use_accumulators(accumulators)
     tokens = torch.randint(0, 1024, (4, 312), generator=torch.Generator().manual_seed(3)).to(device)
     x_BT, y_BT = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    for _ in range(2):  # totals go on from what they were
+    for _ in range(2):  # accumulators go on from what they were
         model.loss_sum(x_BT, y_BT, scale=torch.tensor(1 / 2488, dtype=wide, device=device))
-    return {name: total.cpu() for name, total in totals.items()}
+    return {name: accumulator.cpu() for name, accumulator in accumulators.items()}
 
 
 @pytest.mark.parametrize("recompute", ["none", "mlp", "block"])
@@ -412,7 +410,7 @@ def test_gradients_of_2026_are_the_cpus_in_float64(
             assert relative(ours[name], gradient) < bound, name
 
 
-def test_2026_trains_compiled_with_offloaded_totals_as_without() -> None:
+def test_2026_trains_compiled_with_offloaded_accumulators_as_without() -> None:
     losses = {}
     tokens = torch.randint(0, 1024, (4, 312), generator=torch.Generator().manual_seed(3)).cuda()
     micro = Micro(
@@ -425,7 +423,7 @@ def test_2026_trains_compiled_with_offloaded_totals_as_without() -> None:
         model.recompute = "block"
         model.compile_parts()
         stepper = Stepper(
-            model, device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, storage=storage, compiled=True
+            model, device="cuda", dtype="bfloat16", storage=storage, options=StepOptions(compiled=True)
         )
         taken = []
         for _ in range(15):

@@ -110,7 +110,7 @@ def test_all_layers_share_one_compilation(probability: float | None) -> None:
     keys = torch.tensor([1, 2], dtype=torch.int32)
     dropout = None if probability is None else DropoutKeys(keys, probability)
     x = tokens(2, 17)
-    model.use_totals({name: torch.zeros_like(p) for name, p in model.named_parameters()})
+    model.use_accumulators({name: torch.zeros_like(p) for name, p in model.named_parameters()})
     model.loss_sum(x[:, :-1], x[:, 1:], dropout, scale=torch.tensor(1.0))
     # Forward and backward of a layer and of the last norm, and the loss of a chunk.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5

@@ -29,10 +29,10 @@ def our_gradients(
     model: GPT2, sequences: int = 4, dropout: DropoutKeys | None = None
 ) -> tuple[float, dict[str, Tensor]]:
     wide = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
-    totals = {n: torch.zeros(p.shape, dtype=wide) for n, p in model.named_parameters()}
-    model.use_totals(totals)
+    accumulators = {n: torch.zeros(p.shape, dtype=wide) for n, p in model.named_parameters()}
+    model.use_accumulators(accumulators)
     loss = model.loss_sum(*batch(model.shape, sequences), dropout, scale=torch.tensor(0.5, dtype=wide))
-    return loss.item(), totals
+    return loss.item(), accumulators
 
 
 def autograds(model: GPT2) -> tuple[float, dict[str, Tensor]]:
@@ -114,11 +114,11 @@ def test_recomputing_drops_the_same_values(recompute: str) -> None:
     """Masks are functions of their keys, so computing again needs no generator's state."""
     dropout = DropoutKeys(torch.tensor([3, 1, 4, 1], dtype=torch.int32), 0.3)
     model = GPT2.initialised(SHAPE, 3).double()
-    loss, kept = our_gradients(model, dropout=dropout)
+    loss, saved = our_gradients(model, dropout=dropout)
     model.recompute = recompute
     again, recomputed = our_gradients(model, dropout=dropout)
     assert again == loss
-    assert worst(recomputed, kept) < 1e-12
+    assert worst(recomputed, saved) < 1e-12
 
 
 def saved_bytes(model: GPT2, sequences: int) -> int:
@@ -165,7 +165,7 @@ def test_evaluating_keeps_nothing() -> None:
     model = GPT2.initialised(SHAPE, 3)
 
     def refuse(tensor: Tensor) -> Any:
-        raise AssertionError("something was kept")
+        raise AssertionError("something was saved")
 
     with torch.autograd.graph.saved_tensors_hooks(refuse, refuse):
         model.loss_sum(*batch(SHAPE))

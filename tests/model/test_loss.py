@@ -42,16 +42,16 @@ def chunked(
     x_ND: Tensor, head_VD: Tensor, targets_N: Tensor, scale: float, options: LossOptions, chunk: int
 ) -> tuple[float, Tensor, Tensor]:
     x_ND = x_ND.detach().requires_grad_()
-    total_VD = torch.zeros(head_VD.shape, dtype=torch.promote_types(head_VD.dtype, torch.float32))
-    before = 1.0 if total_VD.dtype == torch.float64 else 0.0  # in fp32 a 1 would hide the last digits
-    total_VD += before
+    accumulator_VD = torch.zeros(head_VD.shape, dtype=torch.promote_types(head_VD.dtype, torch.float32))
+    before = 1.0 if accumulator_VD.dtype == torch.float64 else 0.0  # in fp32 a 1 would hide the last digits
+    accumulator_VD += before
     loss = linear_cross_entropy(
-        x_ND, head_VD, targets_N, chunk=chunk, scale=torch.tensor(scale, dtype=total_VD.dtype),
-        head_total_VD=total_VD, options=options,
+        x_ND, head_VD, targets_N, chunk=chunk, scale=torch.tensor(scale, dtype=accumulator_VD.dtype),
+        head_accumulator_VD=accumulator_VD, options=options,
     )  # fmt: skip
     loss.backward()
     assert x_ND.grad is not None
-    return loss.item(), x_ND.grad, total_VD - before
+    return loss.item(), x_ND.grad, accumulator_VD - before
 
 
 def assert_same(

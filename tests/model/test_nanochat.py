@@ -16,7 +16,7 @@ from onecard.arch.shapes import NanochatShape
 from onecard.data.prefetch import Micro
 from onecard.model.layers import RMS_EPSILON, rms_norm, rms_norm_backward, rotate
 from onecard.model.nanochat import Nanochat
-from onecard.optim.held import Storage
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates
 from onecard.train.step import Stepper
 
@@ -41,11 +41,11 @@ def batch(shape: NanochatShape = SHAPE, sequences: int = 4) -> tuple[Tensor, Ten
 
 def gradients(model: Nanochat, sequences: int = 4) -> tuple[float, dict[str, Tensor]]:
     wide = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
-    totals = {n: torch.zeros(p.shape, dtype=wide) for n, p in model.named_parameters()}
-    model.use_totals(totals)
+    accumulators = {n: torch.zeros(p.shape, dtype=wide) for n, p in model.named_parameters()}
+    model.use_accumulators(accumulators)
     x_BT, y_BT = batch(model.shape, sequences)
     loss = model.loss_sum(x_BT, y_BT, scale=torch.tensor(1 / y_BT.numel(), dtype=wide))
-    return loss.item() / y_BT.numel(), totals
+    return loss.item() / y_BT.numel(), accumulators
 
 
 def theirs(ours: Nanochat) -> Any:
@@ -109,12 +109,12 @@ def test_gradients_are_those_of_the_loss(
     """By differences, in float64: along a random direction the loss changes as the gradient says."""
     model = scattered(NanochatShape(n_layer, n_head, n_head * head_dim, 23, block), torch.float64)
     model.recompute = recompute
-    _, totals = gradients(model)
+    _, accumulators = gradients(model)
     generator = torch.Generator().manual_seed(9)
     directions = {
         n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in model.named_parameters()
     }
-    expected = sum((totals[n] * d).sum().item() for n, d in directions.items())
+    expected = sum((accumulators[n] * d).sum().item() for n, d in directions.items())
     losses, step = [], 1e-6
     for sign in (1, -2):
         for name, parameter in model.named_parameters():
@@ -198,14 +198,7 @@ def test_fresh_weights_predict_nothing_and_begin_as_nanochats() -> None:
     "storage", [Storage(), Storage("bf16", "int8"), Storage(offload="gradients")], ids=str
 )
 def test_the_engine_trains_it(storage: Storage) -> None:
-    stepper = Stepper(
-        Nanochat.initialised(SHAPE, 3),
-        device="cpu",
-        dtype="float32",
-        dropout=0.0,
-        grad_clip=1.0,
-        storage=storage,
-    )
+    stepper = Stepper(Nanochat.initialised(SHAPE, 3), device="cpu", dtype="float32", storage=storage)
     x_BT, y_BT = batch(sequences=8)
     losses = []
     for _ in range(25):

@@ -21,9 +21,9 @@ from onecard.generate.decode import Sampling, generate
 from onecard.model.compiling import graphs_compiled
 from onecard.model.layers import RMS_EPSILON
 from onecard.model.nanochat_2026 import Nanochat2026
-from onecard.optim.held import Storage
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 # All four kinds of layers: short and long windows, with and without value embeddings.
 SHAPE = Nanochat2026Shape(n_layer=5, n_head=2, n_embd=32, vocab_size=61, block_size=211)
@@ -52,11 +52,11 @@ def gradients(
     model: Nanochat2026, sequences: int = 2, length: int = LENGTH
 ) -> tuple[float, dict[str, Tensor]]:
     wide = torch.promote_types(model.lm_head.weight.dtype, torch.float32)
-    totals = {n: torch.zeros(p.shape, dtype=wide) for n, p in model.named_parameters()}
-    model.use_totals(totals)
+    accumulators = {n: torch.zeros(p.shape, dtype=wide) for n, p in model.named_parameters()}
+    model.use_accumulators(accumulators)
     x_BT, y_BT = batch(model.shape, sequences, length)
     loss = model.loss_sum(x_BT, y_BT, scale=torch.tensor(1 / y_BT.numel(), dtype=wide))
-    return loss.item() / y_BT.numel(), totals
+    return loss.item() / y_BT.numel(), accumulators
 
 
 def norm(x: Tensor) -> Tensor:
@@ -68,10 +68,10 @@ def plainly(p: dict[str, Tensor], shape: Nanochat2026Shape, tokens_BT: Tensor) -
     T, H, Q = tokens_BT.shape[1], shape.n_head, shape.n_embd // shape.n_head
     position, pair = torch.arange(T, dtype=torch.float64), torch.arange(Q // 2, dtype=torch.float64)
     angle = torch.outer(position, 100_000.0 ** (-2 * pair / Q))
-    # Angles are kept in fp32 in every precision.
+    # Angles are stored in fp32 in every precision.
     turn = torch.complex(angle.cos().float().double(), -angle.sin().float().double())
 
-    def at_their_places(q: Tensor) -> Tensor:
+    def at_positions(q: Tensor) -> Tensor:
         turned = torch.complex(q[..., : Q // 2], q[..., Q // 2 :]) * turn
         return 1.2 * norm(torch.cat((turned.real, turned.imag), -1))
 
@@ -93,7 +93,7 @@ def plainly(p: dict[str, Tensor], shape: Nanochat2026Shape, tokens_BT: Tensor) -
             v = v + opening.transpose(1, 2)[..., None] * embedded
         is_short = i < shape.n_layer - 1 and shape.window_pattern[i % len(shape.window_pattern)] == "S"
         window = 128 * math.ceil(shape.block_size / 4 / 128) if is_short else math.inf
-        scores = at_their_places(q) @ at_their_places(k).transpose(-2, -1) / math.sqrt(Q)
+        scores = at_positions(q) @ at_positions(k).transpose(-2, -1) / math.sqrt(Q)
         seen = (distance >= 0) & (distance <= window)
         y = scores.masked_fill(~seen, -math.inf).softmax(-1) @ v
         x = x + y.transpose(1, 2).flatten(2) @ p[f"transformer.h.{i}.attn.c_proj.weight"].T
@@ -195,7 +195,7 @@ def test_evaluating_keeps_nothing_and_gives_the_same_loss() -> None:
     loss, _ = gradients(model)
 
     def refuse(tensor: Tensor) -> Any:
-        raise AssertionError("something was kept")
+        raise AssertionError("something was saved")
 
     x_BT, y_BT = batch(SHAPE)
     with torch.autograd.graph.saved_tensors_hooks(refuse, refuse):
@@ -266,7 +266,7 @@ def test_the_dial_gives_nanochats_models() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"window_pattern": "SXL"}, {"window_pattern": ""}, {"n_embd": 16}], ids=str
 )
-def test_a_shape_that_cannot_be_is_told(wrong: dict[str, Any]) -> None:
+def test_an_impossible_shape_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         dataclasses.replace(SHAPE, **wrong)
 
@@ -297,14 +297,7 @@ def test_fresh_weights_predict_nothing_and_begin_as_nanochats() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_engine_trains_it(storage: Storage, dtype: str) -> None:
     shape = dataclasses.replace(SHAPE, block_size=40)
-    stepper = Stepper(
-        Nanochat2026.initialised(shape, 3),
-        device="cpu",
-        dtype=dtype,
-        dropout=0.0,
-        grad_clip=1.0,
-        storage=storage,
-    )
+    stepper = Stepper(Nanochat2026.initialised(shape, 3), device="cpu", dtype=dtype, storage=storage)
     x_BT, y_BT = batch(shape, 4, 40)
     losses = []
     for _ in range(25):
@@ -318,26 +311,26 @@ def test_the_engine_trains_it(storage: Storage, dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "block"])
 def test_layers_of_a_kind_are_compiled_once(recompute: str) -> None:
-    """In the flat buffers of the engine, where all totals are parts of a few tensors."""
+    """In the flat buffers of the engine, where all accumulators are parts of a few tensors."""
     shape = dataclasses.replace(SHAPE, n_layer=9)
     torch.compiler.reset()
     results = []
     for compiled in (False, True):
         model = scattered(shape)
         model.recompute = recompute
-        stepper = Stepper(model, device="cpu", dtype="float32", dropout=0.0, grad_clip=0.0)
+        stepper = Stepper(model, device="cpu", dtype="float32", options=StepOptions(grad_clip=0.0))
         if compiled:
             model.compile_parts(backend="aot_eager")
         counted = graphs_compiled()
         x_BT, y_BT = batch(shape)
         for _ in range(2):
             stepper.backward(Micro(x_BT, y_BT, torch.zeros(2, dtype=torch.int64)), y_BT.numel())
-        results.append({n: t.clone() for n, t in stepper.optimizer.totals.items()})
+        results.append({n: t.clone() for n, t in stepper.optimizer.accumulators.items()})
     # Two passes of four kinds of layers, of the norm and of the embedding; the loss.
     assert len(set(model.layer_specs())) == 4
     assert graphs_compiled() - counted == 4 * 2 + 2 + 2 + 1
-    for name, total in results[0].items():
-        assert (results[1][name] - total).norm() < 1e-5 * total.norm(), name
+    for name, accumulator in results[0].items():
+        assert (results[1][name] - accumulator).norm() < 1e-5 * accumulator.norm(), name
     torch.compiler.reset()
 
 

@@ -107,25 +107,25 @@ def test_what_bf16_can_hold_stays_and_so_do_infinities_and_nans() -> None:
 
 def test_a_thousand_tiny_addends_arrive_where_plain_bf16_drowns_them() -> None:
     n, addend = 4096, 2.0**-12
-    total, plain = torch.ones(n, dtype=torch.bfloat16), torch.ones(n, dtype=torch.bfloat16)
+    accumulator, plain = torch.ones(n, dtype=torch.bfloat16), torch.ones(n, dtype=torch.bfloat16)
     for step in range(1000):
-        accumulate_bf16_(total, torch.full((n,), addend), keyed(noise_key(0, step)), torch.tensor(0))
+        accumulate_bf16_(accumulator, torch.full((n,), addend), keyed(noise_key(0, step)), torch.tensor(0))
         plain += addend
     assert (plain == 1).all()
     # Below 2 the last bit is 2**-7: each addition is then a coin of chance 2**-5, that adds 2**-7.
     deviation = 2**-7 * math.sqrt(1000 * 2**-5 * (1 - 2**-5))
-    assert abs(total.double().mean().item() - (1 + 1000 * addend)) < 5 * deviation / math.sqrt(n)
-    assert total.double().std().item() == pytest.approx(deviation, rel=0.1)
+    assert abs(accumulator.double().mean().item() - (1 + 1000 * addend)) < 5 * deviation / math.sqrt(n)
+    assert accumulator.double().std().item() == pytest.approx(deviation, rel=0.1)
 
 
 def test_accumulation_repeats_and_does_not_depend_on_the_chunks() -> None:
     addend = random(700, 1)
-    totals = [torch.ones(700, dtype=torch.bfloat16) for _ in range(4)]
-    accumulate_bf16_(totals[0], addend, keyed(3), torch.tensor(50))
-    accumulate_bf16_(totals[1], addend, keyed(3), torch.tensor(50))
-    accumulate_bf16_(totals[2][:301], addend[:301], keyed(3), torch.tensor(50))
-    accumulate_bf16_(totals[2][301:], addend[301:], keyed(3), torch.tensor(351))
-    accumulate_bf16_(totals[3], addend, keyed(4), torch.tensor(50))
-    assert torch.equal(totals[0], totals[1])
-    assert torch.equal(totals[0], totals[2])
-    assert not torch.equal(totals[0], totals[3])
+    accumulators = [torch.ones(700, dtype=torch.bfloat16) for _ in range(4)]
+    accumulate_bf16_(accumulators[0], addend, keyed(3), torch.tensor(50))
+    accumulate_bf16_(accumulators[1], addend, keyed(3), torch.tensor(50))
+    accumulate_bf16_(accumulators[2][:301], addend[:301], keyed(3), torch.tensor(50))
+    accumulate_bf16_(accumulators[2][301:], addend[301:], keyed(3), torch.tensor(351))
+    accumulate_bf16_(accumulators[3], addend, keyed(4), torch.tensor(50))
+    assert torch.equal(accumulators[0], accumulators[1])
+    assert torch.equal(accumulators[0], accumulators[2])
+    assert not torch.equal(accumulators[0], accumulators[3])

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from onecard.errors import UserError
 from onecard.optim import offload, regions
-from onecard.optim.held import Storage
+from onecard.optim.moments import read_moment
 from onecard.optim.optimizer import Optimizer
+from onecard.optim.region_buffers import Storage
 from onecard.optim.regions import ALIGN, split_regions
 from onecard.optim.rules import Rates, adamw_for_all
-from onecard.optim.saved import read_moment
 
 SHAPES = {
     "wte.weight": (31, 16),
@@ -49,17 +49,17 @@ def add_gradients(optimizer: Optimizer, step: int, micro: int = 0) -> dict[str, 
     """One micro-batch's, put where the backward pass would put them, layer after layer from the last."""
     generator = torch.Generator().manual_seed(1000 * step + micro)
     grads = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-    visitor = optimizer.layer_totals
+    hooks = optimizer.layer_accumulators
     for layer in (1, 0):
-        if visitor is not None:
-            visitor.begin(layer)
+        if hooks is not None:
+            hooks.begin(layer)
         for name in SHAPES:
             if name.startswith(f"h.{layer}."):
-                optimizer.totals[name].add_(grads[name])
-        if visitor is not None:
-            visitor.end(layer)
+                optimizer.accumulators[name].add_(grads[name])
+        if hooks is not None:
+            hooks.end(layer)
     for name in ("wte.weight", "ln.weight"):
-        optimizer.totals[name].add_(grads[name])
+        optimizer.accumulators[name].add_(grads[name])
     return grads
 
 
@@ -139,9 +139,9 @@ def test_where_it_lives_changes_nothing(master: str, states: str, monkeypatch: p
         take_steps(optimizer, 0, 4)
         exported.append({**optimizer.export_weights(), **optimizer.export_state()})
     if master == "bf16":
-        # Totals at home are fp32, those on the card bf16.
-        home = exported.pop()
-        assert all(torch.allclose(home[n].float(), t.float(), atol=0.05) for n, t in exported[0].items()
+        # Offloaded accumulators are fp32, those on the card bf16.
+        offloaded = exported.pop()
+        assert all(torch.allclose(offloaded[n].float(), t.float(), atol=0.05) for n, t in exported[0].items()
                    if t.dtype == torch.bfloat16)  # fmt: skip
     for other in exported[1:]:
         assert other.keys() == exported[0].keys()
@@ -219,7 +219,7 @@ def test_the_norm_is_that_of_all_gradients(storage: Storage) -> None:
     assert optimizer.norm().item() == 0
 
 
-def test_cleared_totals_begin_at_nothing_again_wherever_they_live() -> None:
+def test_cleared_accumulators_begin_at_zero_wherever_they_are() -> None:
     for place in ("none", "gradients"):
         optimizer = optimizer_of(Storage(offload=place))
         add_gradients(optimizer, 0)
@@ -240,7 +240,7 @@ def test_host_memory_is_counted_and_refused_beforehand(monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="do not fit into this machine's memory") as refused:
         optimizer_of(Storage(offload="optimizer"))
     assert "--offload=none" in str(refused.value)
-    optimizer_of(Storage())  # nothing of it is on the host
+    optimizer_of(Storage())  # nothing is in host memory
 
 
 @pytest.mark.parametrize("place", ["none", "optimizer"])
@@ -260,5 +260,5 @@ def test_the_norm_of_many_gradients_loses_no_digits_on_a_cpu() -> None:
         {"wte.weight": torch.zeros(20_000, 1000)}, layer_matrices=(), device="cpu", compute=torch.float32,
         storage=Storage(), rules=adamw_for_all((0.9, 0.95), 0.0),
     )  # fmt: skip
-    optimizer.totals["wte.weight"].fill_(1e-3)
+    optimizer.accumulators["wte.weight"].fill_(1e-3)
     assert optimizer.norm().item() == pytest.approx(1e-3 * 20e6**0.5, rel=1e-5)

@@ -325,7 +325,7 @@ def test_low_bits_learn_a_regression_like_fp32_where_bf16_alone_learns_nothing()
     assert exact < 0.2
     assert regress(torch.bfloat16, int8=False, stochastic=False) > 0.95
     assert abs(regress(torch.float32, int8=True) - exact) < 0.01
-    # The weights jump between values 0.004 to 0.008 apart, which shows beside a start 0.1 away.
+    # The weights jump between values 0.004 to 0.008 apart, which shows compared with a start 0.1 away.
     assert regress(torch.bfloat16, int8=False) < exact + 0.1
     assert regress(torch.bfloat16, int8=True) < exact + 0.1
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onecard.arch.layout import MUON_TOGETHER, muon_batch
-from onecard.optim.held import Storage
 from onecard.optim.lowbit import BLOCK, Int8State
 from onecard.optim.muon import ITERATIONS, Matrix, Momentum, Muon, MuonHyper, Piece, orthogonalised
+from onecard.optim.region_buffers import Storage
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

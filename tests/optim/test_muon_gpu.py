@@ -1,4 +1,4 @@
-"""Muon on a CUDA card: the CPU's steps, compiled or not, wherever masters and totals live."""
+"""Muon on a CUDA card: the CPU's steps, compiled or not, wherever masters and accumulators live."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Size, Tensor
 
 from onecard.model.compiling import graphs_compiled
-from onecard.optim.held import Storage
 from onecard.optim.lowbit import BLOCK, Int8State
 from onecard.optim.muon import Matrix, Momentum, Muon, MuonHyper, Piece
 from onecard.optim.optimizer import Optimizer
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule, adamw_for_all
 
 pytestmark = [
@@ -87,18 +87,18 @@ def updated(storage: Storage, device: str, compiled: bool) -> tuple[dict[str, Te
         parameters, layer_matrices=LAYERS, rules=rules, device=device, compute=torch.float32, storage=storage,
         seed=5, compiled=compiled,
     )  # fmt: skip
-    visitor, most = optimizer.layer_totals, 0
+    hooks, most = optimizer.layer_accumulators, 0
     for step in range(4):
         for micro in range(2):
             for layer in reversed(range(5)):
-                if visitor is not None:
-                    visitor.begin(layer)
+                if hooks is not None:
+                    hooks.begin(layer)
                 for name in (n for n in SHAPES if f".h.{layer}." in n):
                     grad = random(*SHAPES[name], seed=100 * step + 10 * micro + layer)
-                    optimizer.totals[name].add_(grad.to(device))
-                if visitor is not None:
-                    visitor.end(layer)
-        optimizer.totals["scale"].add_(1.0)
+                    optimizer.accumulators[name].add_(grad.to(device))
+                if hooks is not None:
+                    hooks.end(layer)
+        optimizer.accumulators["scale"].add_(1.0)
         if device == "cuda" and step == 3:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -112,10 +112,10 @@ def updated(storage: Storage, device: str, compiled: bool) -> tuple[dict[str, Te
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("place", ["none", "optimizer", "gradients"])
-def test_where_it_lives_changes_nothing(place: str, compiled: bool) -> None:
+@pytest.mark.parametrize("offload", ["none", "optimizer", "gradients"])
+def test_offloading_changes_nothing_of_muon(offload: str, compiled: bool) -> None:
     on_cpu, _ = updated(Storage(), "cpu", compiled=False)
-    on_card, allocated = updated(Storage(offload=place), "cuda", compiled)
+    on_card, allocated = updated(Storage(offload=offload), "cuda", compiled)
     for name, weights in on_cpu.items():
         moved = (weights - random(*SHAPES[name], seed=len(name))).norm()
         assert (on_card[name] - weights).norm() <= 2e-3 * moved + 1e-6, name
@@ -124,10 +124,10 @@ def test_where_it_lives_changes_nothing(place: str, compiled: bool) -> None:
         assert allocated < 4 * 128 * 512, allocated
 
 
-@pytest.mark.parametrize("place", ["none", "gradients"])
-def test_low_bits_follow(place: str) -> None:
+@pytest.mark.parametrize("offload", ["none", "gradients"])
+def test_low_bits_follow(offload: str) -> None:
     exact, _ = updated(Storage(), "cpu", compiled=False)
-    low, _ = updated(Storage("bf16", "int8", place), "cuda", compiled=True)
+    low, _ = updated(Storage("bf16", "int8", offload), "cuda", compiled=True)
     for name in LAYERS:
         moved = (exact[name] - random(*SHAPES[name], seed=len(name))).norm()
         assert (low[name] - exact[name]).norm() < 0.3 * moved, name
@@ -151,17 +151,17 @@ def test_the_first_update_asks_the_driver_for_nothing(storage: Storage, muon: bo
         parameters, layer_matrices=LAYERS, rules=rules if muon else adamw_for_all((0.9, 0.95), 0.1),
         device="cuda", compute=torch.bfloat16, storage=storage, seed=5, compiled=compiled,
     )  # fmt: skip
-    optimizer.rehearse()
+    optimizer.warm_up()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    visitor = optimizer.layer_totals
+    hooks = optimizer.layer_accumulators
     for layer in reversed(range(5)):
-        if visitor is not None:
-            visitor.begin(layer)
+        if hooks is not None:
+            hooks.begin(layer)
         for name in (n for n in WIDE if f".h.{layer}." in n):
-            optimizer.totals[name].add_(1e-3)
-        if visitor is not None:
-            visitor.end(layer)
+            optimizer.accumulators[name].add_(1e-3)
+        if hooks is not None:
+            hooks.end(layer)
     scale = torch.tensor(2.0, device="cuda")
     optimizer.make_ready()
     torch.cuda.synchronize()

@@ -1,7 +1,7 @@
-"""Totals that travel: every two uses of the same memory are in an order that the streams enforce.
+"""Offloaded accumulators: every two uses of the same memory are in an order that the streams enforce.
 
-Streams and tensors are stand-ins that write down who touches what and who has waited for whom. Two
-touches of one buffer, at least one of them writing, must not be possible at the same time.
+Streams and tensors are stand-ins that record which stream uses what and which streams it has waited for. Two
+uses of one buffer, at least one of them writing, must not be possible at the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from onecard.optim import offload
-from onecard.optim.offload import LayerTotals
+from onecard.optim.offload import LayerAccumulators
 
 Moment = dict[str, int]  # of every stream: how many of its operations are known to be over
 
@@ -36,7 +36,7 @@ class World:
         for buffer in {*reads, *writes}:
             for stream, number, wrote in self.touches.get(buffer, []):
                 if (wrote or buffer in writes) and now.get(stream, 0) < number:
-                    self.races.append(f"{buffer}: {self.current} beside {stream} #{number}")
+                    self.races.append(f"{buffer}: {self.current} at the same time as {stream} #{number}")
             self.touches.setdefault(buffer, []).append((self.current, now[self.current], buffer in writes))
 
     def learn(self, stream: str, other: Moment) -> None:
@@ -69,7 +69,7 @@ class Memory:
         self.world, self.name = world, name
 
     def __getitem__(self, part: slice) -> Memory:
-        return self if self.name != "home" else Memory(self.world, f"home {part.start}")
+        return self if self.name != "host copy" else Memory(self.world, f"host copy {part.start}")
 
     def copy_(self, source: Memory, non_blocking: bool = False) -> None:
         self.world.operate([source.name], [self.name])
@@ -88,8 +88,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         yield
         world.current = before
 
-    def norm(place: Memory, dtype: Any) -> float:
-        world.operate([place.name], [])
+    def norm(staging: Memory, dtype: Any) -> float:
+        world.operate([staging.name], [])
         return 0.0
 
     monkeypatch.setattr(offload, "_on", on)
@@ -98,77 +98,77 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def totals_of(world: World, layers: int, places: int = 3) -> LayerTotals:
-    totals = object.__new__(LayerTotals)
-    totals._spans = [(layer, layer + 1) for layer in range(layers)]
-    totals._places = [Memory(world, f"place {i}") for i in range(min(places, layers))]  # type: ignore[misc]
-    totals.home = Memory(world, "home")  # type: ignore[assignment]
-    totals._norms = torch.zeros(layers)
-    totals._empty, totals._coming, totals.cuda = [True] * layers, None, True
-    totals._inward, totals._outward = Stream(world, "inward"), Stream(world, "outward")  # type: ignore[assignment]
-    totals._left = [Event(world) for _ in totals._places]  # type: ignore[misc]
-    return totals
+def accumulators_of(world: World, layers: int, count: int = 3) -> LayerAccumulators:
+    accumulators = object.__new__(LayerAccumulators)
+    accumulators._spans = [(layer, layer + 1) for layer in range(layers)]
+    accumulators._staging = [Memory(world, f"staging {i}") for i in range(min(count, layers))]  # type: ignore[misc]
+    accumulators.host_copy = Memory(world, "host copy")  # type: ignore[assignment]
+    accumulators._norms = torch.zeros(layers)
+    accumulators._empty, accumulators._fetched, accumulators.cuda = [True] * layers, None, True
+    accumulators._to_card, accumulators._to_host = Stream(world, "to card"), Stream(world, "to host")  # type: ignore[assignment]
+    accumulators._free = [Event(world) for _ in accumulators._staging]  # type: ignore[misc]
+    return accumulators
 
 
-def micro_batch(world: World, totals: LayerTotals, layers: int, until: int = 0) -> None:
+def micro_batch(world: World, accumulators: LayerAccumulators, layers: int, until: int = 0) -> None:
     for layer in reversed(range(until, layers)):
-        totals.begin(layer)
-        place = totals._place_of(layer).name  # type: ignore[attr-defined]
-        world.operate([place], [place])
-        totals.end(layer)
+        accumulators.begin(layer)
+        staging = accumulators._staging_of(layer).name  # type: ignore[attr-defined]
+        world.operate([staging], [staging])
+        accumulators.end(layer)
 
 
-def update(world: World, totals: LayerTotals, layers: int) -> None:
-    """As the shuttle reads them: on a stream of its own that waits for the current one, and is waited for."""
-    totals.settle()
-    world.learn("shuttle", world.moment("compute"))
-    world.current = "shuttle"
+def update(world: World, accumulators: LayerAccumulators, layers: int) -> None:
+    """The streamer reads on a stream of its own, which waits for the current one and the reverse."""
+    accumulators.wait_for_copies()
+    world.learn("streamer", world.moment("compute"))
+    world.current = "streamer"
     for layer in range(layers):
-        world.operate([f"home {layer}"], [])
+        world.operate([f"host copy {layer}"], [])
     world.current = "compute"
-    world.learn("compute", world.moment("shuttle"))
-    totals.clear()
+    world.learn("compute", world.moment("streamer"))
+    accumulators.clear()
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 5, 6, 7, 12])
 def test_no_two_touches_at_once(world: World, layers: int) -> None:
-    totals = totals_of(world, layers)
+    accumulators = accumulators_of(world, layers)
     for _ in range(3):
         for _ in range(4):
-            micro_batch(world, totals, layers)
-        update(world, totals, layers)
+            micro_batch(world, accumulators, layers)
+        update(world, accumulators, layers)
     assert world.races == []
     assert sum(map(len, world.touches.values())) > 70 * layers
 
 
-def test_a_step_that_was_broken_off_leaves_no_race(world: World) -> None:
-    totals = totals_of(world, 6)
-    micro_batch(world, totals, 6)
-    micro_batch(world, totals, 6, until=2)
-    totals.begin(1)
-    totals.clear()
+def test_an_interrupted_step_leaves_no_race(world: World) -> None:
+    accumulators = accumulators_of(world, 6)
+    micro_batch(world, accumulators, 6)
+    micro_batch(world, accumulators, 6, until=2)
+    accumulators.begin(1)
+    accumulators.clear()
     for _ in range(3):
-        micro_batch(world, totals, 6)
-    update(world, totals, 6)
+        micro_batch(world, accumulators, 6)
+    update(world, accumulators, 6)
     assert world.races == []
 
 
-def test_coming_and_going_do_not_wait_for_each_other(world: World) -> None:
+def test_copies_in_both_directions_do_not_wait_for_each_other(world: World) -> None:
     """While a layer computes, the one before it leaves and the next one comes."""
-    totals = totals_of(world, 6)
-    micro_batch(world, totals, 6)
-    totals.begin(5)
-    world.operate(["place 2"], ["place 2"])
-    totals.end(5)
-    left = world.moment("outward")["outward"]
-    totals.begin(4)  # the total of layer 3 sets out
-    assert world.moment("inward").get("outward", 0) < left
+    accumulators = accumulators_of(world, 6)
+    micro_batch(world, accumulators, 6)
+    accumulators.begin(5)
+    world.operate(["staging 2"], ["staging 2"])
+    accumulators.end(5)
+    left = world.moment("to host")["to host"]
+    accumulators.begin(4)  # fetches layer 3
+    assert world.moment("to card").get("to host", 0) < left
 
 
 def test_a_missing_wait_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker itself: without the events, races."""
     monkeypatch.setattr(Stream, "wait_event", lambda self, event: None)
-    totals = totals_of(world, 6)
+    accumulators = accumulators_of(world, 6)
     for _ in range(2):
-        micro_batch(world, totals, 6)
+        micro_batch(world, accumulators, 6)
     assert world.races

@@ -8,11 +8,11 @@ from torch import Size, Tensor
 
 from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
-from onecard.model.family import model_class
-from onecard.optim.held import Storage
+from onecard.model.registry import model_class
 from onecard.optim.muon import orthogonalised
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.recipe import rules_of
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
 
 SHAPES = {
@@ -26,10 +26,10 @@ SHAPES = {
 }
 LAYERS = {name for name in SHAPES if ".h." in name}
 EVERY_STORAGE = [
-    Storage(master, states, place)
+    Storage(master, states, offload)
     for master in ("fp32", "bf16")
     for states in ("fp32", "bf16", "int8")
-    for place in ("none", "optimizer", "gradients")
+    for offload in ("none", "optimizer", "gradients")
 ]
 
 
@@ -61,16 +61,16 @@ def gradients(step: int) -> dict[str, Tensor]:
 
 def take_steps(optimizer: Optimizer, first: int, last: int) -> None:
     for step in range(first, last):
-        grads, visitor = gradients(step), optimizer.layer_totals
+        grads, hooks = gradients(step), optimizer.layer_accumulators
         for layer in (1, 0):
-            if visitor is not None:
-                visitor.begin(layer)
+            if hooks is not None:
+                hooks.begin(layer)
             for name in (n for n in SHAPES if f".h.{layer}." in n):
-                optimizer.totals[name].add_(grads[name])
-            if visitor is not None:
-                visitor.end(layer)
+                optimizer.accumulators[name].add_(grads[name])
+            if hooks is not None:
+                hooks.end(layer)
         for name in SHAPES.keys() - LAYERS:
-            optimizer.totals[name].add_(grads[name])
+            optimizer.accumulators[name].add_(grads[name])
         optimizer.update(Rates(0.5, momentum=0.9), torch.tensor(2.0))
         optimizer.clear()
 
@@ -150,14 +150,16 @@ def test_every_parameter_of_nanochat_has_its_rule(generation: int) -> None:
     assert by_name["value_embeds.1.weight"].lr == pytest.approx(0.5 * 0.5 * 0.3)
 
 
-def test_numbers_of_places_begin_where_compiled_code_takes_them_as_they_are() -> None:
+def test_firsts_begin_where_compiled_code_does_not_copy_them() -> None:
     """What does not begin at a multiple of 16 bytes is copied at every call."""
-    firsts = [first for held in optimizer_of(Storage())._held for b in held.batches for first in b.firsts]
+    firsts = [
+        first for buffers in optimizer_of(Storage())._buffers for b in buffers.batches for first in b.firsts
+    ]
     assert [first.item() for first in firsts] == [0, 1280, 768, 2048]
     assert all(first.data_ptr() % 16 == 0 for first in firsts)
 
 
-def test_on_a_host_too_an_update_that_would_run_out_does_so_before_it_begins(
+def test_on_a_cpu_too_an_update_that_would_run_out_of_memory_fails_before_it_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     optimizer, asked = optimizer_of(Storage("bf16", "int8")), list[int]()
@@ -169,4 +171,4 @@ def test_on_a_host_too_an_update_that_would_run_out_does_so_before_it_begins(
 
     monkeypatch.setattr(torch, "empty", empty)
     optimizer.make_ready()
-    assert asked == [optimizer.temporaries.on_host]
+    assert asked == [optimizer.temporaries.on_cpu]

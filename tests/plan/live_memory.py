@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from onecard.arch.shapes import Shape
 from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim.recipe import rules_of
 from onecard.train.step import Stepper
 
@@ -39,7 +39,7 @@ def model_of(config: RunConfig, shape: Shape, dtype: str, *, fake: bool = False)
     """A model in a stepper: its weights and totals are those of a run."""
     model = model_class(shape)(shape) if fake else model_class(shape).initialised(shape, 1)
     rules = rules_of(config, shape)
-    Stepper(model, device="cpu", dtype=dtype, dropout=0.0, grad_clip=1.0, rules=rules)
+    Stepper(model, device="cpu", dtype=dtype, rules=rules)
     return model
 
 
@@ -88,7 +88,7 @@ def eager_peak(
         model._parts = model._parts._replace(chunk_loss=_free_loss)
         tokens_BT = torch.zeros(micro_batch, shape.block_size, dtype=torch.int64)
         scale = torch.ones(())
-        standing = [*model.parameters(), *model.buffers(), *model._totals.values(), tokens_BT, scale]
+        standing = [*model.parameters(), *model.buffers(), *model._accumulators.values(), tokens_BT, scale]
         with LiveStorages(standing) as live:
             model.loss_sum(tokens_BT, tokens_BT, scale=scale)
     return live.peak, shape

@@ -22,7 +22,7 @@ from onecard.arch.layout import Setting
 from onecard.arch.shapes import GPT2Shape, NanochatShape
 from onecard.hardware.cards import find_card
 from onecard.hardware.measured import AttentionRate, MatmulRate, Measured
-from onecard.plan.bill import GIB, training_bill
+from onecard.plan.bill import GIB, Facts, training_bill
 from onecard.plan.rates import rates_of
 from onecard.plan.speed import step_time
 
@@ -144,7 +144,7 @@ def test_errors_are_those_of_the_formulas(accuracy: Any) -> None:
     shape = GPT2Shape(12, 12, 768, 50304, 1024, False)
     bill, seconds = training_bill(shape, small), step_time(shape, small, "bfloat16", rates, 2).seconds
     chat, by_muon = NanochatShape(12, 6, 768, 65536, 2048), Setting(8, 3072, "block", "none", "bf16", "int8")
-    chat_bill = training_bill(chat, by_muon, by_muon=True)
+    chat_bill = training_bill(chat, by_muon, facts=Facts(by_muon=True))
     chat_seconds = step_time(chat, by_muon, "bfloat16", rates, 16, by_muon=True).seconds
     gpt2 = accuracy.Case("gpt2", 12, 768, 1, 1024, offload="optimizer", compile=False)
     nanochat = accuracy.Case("nanochat-2025", 12, 768, 8, 2048, "block", "none", "bf16", "int8")

@@ -12,27 +12,28 @@ from hypothesis import strategies as st
 from measured_runs import D32, H200, Run, d32_row, d32_run, nanochat_runs, table_runs
 
 from onecard.arch import layout
-from onecard.arch.layout import OFFLOAD, PLACES, RECOMPUTE, Setting
+from onecard.arch.layout import OFFLOAD, PIECES_ON_CARD, RECOMPUTE, Setting
 from onecard.arch.parameters import parameters_of
 from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
 from onecard.hardware.cards import all_cards
-from onecard.plan import standing
-from onecard.plan.activations import TRYING_OUT
+from onecard.plan import resident
+from onecard.plan.activations import TRYING_OUT, sampling_moment
 from onecard.plan.bill import (
     CONTEXT,
     Bill,
+    Facts,
     bill_of,
+    captured_bytes,
     checkpoint_bytes,
     host_lines,
     micro_batch_bytes,
-    recorded_bytes,
-    sampling_bill,
     training_bill,
     workspace,
 )
 from onecard.plan.lines import GIB, total
+from onecard.plan.update import UPDATE
 
 MIB = 2**20
 # Measured when the totals of two layers were on the card at a time instead of three.
@@ -42,7 +43,7 @@ RUNS = [run for run in (*table_runs(), *nanochat_runs(), d32_run()) if run.name 
 
 def bill_of_run(run: Run) -> Bill:
     return training_bill(
-        run.shape, run.setting, by_muon=run.by_muon, refined=run.refined, compute_capability=H200
+        run.shape, run.setting, facts=Facts(by_muon=run.by_muon, refined=run.refined, compute_capability=H200)
     )
 
 
@@ -50,9 +51,9 @@ def bill_of_run(run: Run) -> Bill:
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Muon takes a few matrices together now; what was measured was measured when it took one by one."""
     monkeypatch.setattr(layout, "MUON_TOGETHER", 1)
-    standing._standing.cache_clear()
+    resident._resident.cache_clear()
     yield
-    standing._standing.cache_clear()
+    resident._resident.cache_clear()
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_it_says_what_was_measured(run: Run) -> None:
         assert bill.need / GIB > run.reserved_gib
 
 
-def test_a_smaller_last_micro_batch_is_recorded_too() -> None:
+def test_a_smaller_last_micro_batch_is_captured_too() -> None:
     """32 sequences by 12: two of 12 and one of 8, each with memory of its own."""
     words = ["--batch_size=16", "--gradient_accumulation_steps=2", "--cuda_graphs=True", "--sample_tokens=0"]
     config = load_config(RunConfig, words).resolved()
@@ -88,17 +89,21 @@ def test_a_smaller_last_micro_batch_is_recorded_too() -> None:
     passes = micro_batch_bytes(shape, Setting(8, 1024), "bfloat16", 0.0)
     one, two = bill(16).graph_bytes, bill(12).graph_bytes
     assert two - one == pytest.approx(passes + one, abs=64 * MIB), "as the first, it keeps more than it takes"
-    assert recorded_bytes(shape, Setting(8, 1024), "bfloat16", 0.0) == two - one
+    assert captured_bytes(shape, Setting(8, 1024), "bfloat16", 0.0) == two - one
     assert bill(12).allocated > bill(16).allocated, "less is computed at a time, and more is held"
 
 
 def test_trying_kernels_out_is_the_worst_of_small_models_alone() -> None:
     """On one layer of each kind: 124M needs more later on, where all layers keep theirs."""
     setting = Setting(16, 4096, "block")
-    large = training_bill(GPT2Shape(12, 12, 768, 50304, 1024, False), setting, compute_capability=H200)
+    large = training_bill(
+        GPT2Shape(12, 12, 768, 50304, 1024, False), setting, facts=Facts(compute_capability=H200)
+    )
     assert large.worst.name == large.tightest.name == "backward pass of a layer"
     assert large.allocated == large.steady
-    small = training_bill(GPT2Shape(2, 2, 128, 256, 256, False), Setting(4, 4096), compute_capability=H200)
+    small = training_bill(
+        GPT2Shape(2, 2, 128, 256, 256, False), Setting(4, 4096), facts=Facts(compute_capability=H200)
+    )
     assert small.worst.name == small.tightest.name == TRYING_OUT
     assert small.allocated > small.steady
     assert small.need - small.allocated >= 108 * MIB, "with 84 one of six ran out, by up to 24"
@@ -107,7 +112,7 @@ def test_trying_kernels_out_is_the_worst_of_small_models_alone() -> None:
 def test_one_layer_of_each_kind_is_kept_while_kernels_are_tried_out() -> None:
     shape = Nanochat2026Shape(8, 2, 64, 64, 1024)
     assert shape.layer_kinds == 3  # long windows are in layers with a value embedding only
-    bill = training_bill(shape, Setting(2, 64), compute_capability=H200)
+    bill = training_bill(shape, Setting(2, 64), facts=Facts(compute_capability=H200))
     kept = {m.name: line.bytes for m in bill.moments for line in m.lines if line.name.startswith("kept")}
     assert 3 * kept["loss"] == 8 * kept[TRYING_OUT]
 
@@ -122,7 +127,7 @@ def test_all_kinds_of_runs_are_among_them() -> None:
 
 def test_where_it_differs_one_more_layer_is_on_the_card() -> None:
     (run,) = (run for run in table_runs() if run.name == TWO_PLACES)
-    assert PLACES == 3
+    assert PIECES_ON_CARD == 3
     a_layer = 4 * sum(p.place for p in parameters_of(run.shape) if p.name.startswith("transformer.h.0.") and
                       p.kind == "layers")  # fmt: skip
     assert bill_of_run(run).steady - a_layer == pytest.approx(run.allocated_gib * GIB, rel=0.001)
@@ -135,14 +140,20 @@ def test_the_buffer_that_clears_the_cache_is_as_large_as_the_cards() -> None:
             continue
         for known in (None, card.l2_bytes):
             bill = training_bill(
-                GPT2Shape(2, 2, 64, 64, 64, False), Setting(1, 64), l2_bytes=known,
-                compute_capability=card.compute_capability,
+                GPT2Shape(2, 2, 64, 64, 64, False), Setting(1, 64), facts=Facts(l2_bytes=known,
+                compute_capability=card.compute_capability),
             )  # fmt: skip
             (tried,) = (moment for moment in bill.moments if moment.name == TRYING_OUT)
             (buffer,) = (line.bytes for line in tried.lines if line.name.startswith("a buffer"))
             assert buffer >= card.l2_mb * 2**20, card.name
         if card.name == "RTX 4070":
             assert buffer == 36 * 2**20
+
+
+def _to_sample(shape: Shape, sequences: int, tokens: int) -> int:
+    """Bytes of bf16 weights, the caches, and what the libraries take."""
+    moment = sampling_moment(shape, sequences, tokens, "bfloat16")
+    return 2 * shape.parameters + moment.bytes + workspace(H200).bytes + 52 * MIB
 
 
 @pytest.mark.usefixtures("tried_out_amid_all")
@@ -154,7 +165,7 @@ def test_what_d32_takes_of_the_card_and_the_host() -> None:
     assert total(host_lines(bill)) / GIB >= bill.host / GIB + 2
     # Two samples of 64 tokens, from the model alone.
     sampled = d32_row("sample")["peak_reserved_gib"]
-    assert sampled < sampling_bill(D32, "bfloat16", 2, 65, H200) / GIB < 1.05 * sampled
+    assert sampled < _to_sample(D32, 2, 65) / GIB < 1.05 * sampled
 
 
 SHAPES: st.SearchStrategy[Shape] = st.builds(
@@ -185,7 +196,9 @@ DTYPES = st.sampled_from(["float32", "bfloat16", "float16"])
 
 def bill_for(shape: Shape, setting: Setting, dtype: str) -> Bill:
     muon = shape.arch != "gpt2"
-    return training_bill(shape, setting, dtype, by_muon=muon, refined=isinstance(shape, Nanochat2026Shape))
+    return training_bill(
+        shape, setting, dtype, facts=Facts(by_muon=muon, refined=isinstance(shape, Nanochat2026Shape))
+    )
 
 
 def need(shape: Shape, setting: Setting, dtype: str) -> int:
@@ -215,7 +228,7 @@ def test_more_of_anything_never_needs_less(shape: Shape, setting: Setting, dtype
 @given(SHAPES, SETTINGS, DTYPES)
 @hypothesis_settings(deadline=None)
 def test_computing_again_never_needs_more(shape: Shape, setting: Setting, dtype: str) -> None:
-    """A recorded graph apart, which packs it less well."""
+    """A captured graph apart, which packs it less well."""
     plain = dataclasses.replace(setting, cuda_graphs=False)
     none, mlp, block = (need(shape, dataclasses.replace(plain, recompute=r), dtype) for r in RECOMPUTE)
     assert block <= mlp <= none
@@ -223,35 +236,40 @@ def test_computing_again_never_needs_more(shape: Shape, setting: Setting, dtype:
 
 @given(SHAPES, SETTINGS, DTYPES)
 @hypothesis_settings(deadline=None)
-def test_offloading_costs_the_card_its_visitors_at_most(shape: Shape, setting: Setting, dtype: str) -> None:
+def test_offloading_costs_the_card_streamed_buffers_at_most(
+    shape: Shape, setting: Setting, dtype: str
+) -> None:
     muon = shape.arch != "gpt2"
     plain = dataclasses.replace(setting, offload="none", cuda_graphs=False)
-    at_home = training_bill(shape, plain, dtype, by_muon=muon)
+    at_home = training_bill(shape, plain, dtype, facts=Facts(by_muon=muon))
     assert at_home.host == 0
-    assert not any(line.name == "visitors from host memory" for line in at_home.lines)
+    assert not any(line.name == "buffers streamed from host memory" for line in at_home.lines)
     for offload in ("optimizer", "gradients"):
-        bill = training_bill(shape, dataclasses.replace(plain, offload=offload), dtype, by_muon=muon)
-        visitors = sum(line.bytes for line in bill.lines if line.name == "visitors from host memory")
+        bill = training_bill(
+            shape, dataclasses.replace(plain, offload=offload), dtype, facts=Facts(by_muon=muon)
+        )
+        streamed = sum(line.bytes for line in bill.lines if line.name == "buffers streamed from host memory")
         # A master that was computed with itself now has a copy on the card that is.
         copies = sum(line.bytes for line in bill.lines if line.name == "weights to compute with")
-        assert bill.need <= at_home.need + visitors + copies
-        assert bill.host > 0 and visitors > 0
+        assert bill.need <= at_home.need + streamed + copies
+        assert bill.host > 0 and streamed > 0
 
 
 @given(SHAPES, SETTINGS, DTYPES)
 @hypothesis_settings(deadline=None)
 def test_low_bits_never_need_more(shape: Shape, setting: Setting, dtype: str) -> None:
-    """But for a copy: in fp16 or fp32 a bf16 master cannot be computed with. And products before rounding."""
+    """But for a copy: in fp16 or fp32 a bf16 master cannot be computed with. And products before rounding,
+    and copies of an uncompiled update, which are the most of small models."""
     muon = shape.arch != "gpt2"
     exact = dataclasses.replace(setting, master_weights="fp32", optim_states="fp32", cuda_graphs=False)
     low = dataclasses.replace(exact, master_weights="bf16", optim_states="int8")
-    bills = [training_bill(shape, s, dtype, by_muon=muon) for s in (exact, low)]
-    copies = [sum(x.bytes for x in b.standing.card if x.name == "weights to compute with") for b in bills]
+    bills = [training_bill(shape, s, dtype, facts=Facts(by_muon=muon)) for s in (exact, low)]
+    copies = [sum(x.bytes for x in b.resident.card if x.name == "weights to compute with") for b in bills]
     before_rounding = 4 * 4 * shape.n_embd**2
-    needs = [total(b.standing.card) - c for b, c in zip(bills, copies, strict=True)]
+    needs = [total(b.resident.card) - c for b, c in zip(bills, copies, strict=True)]
     assert needs[1] <= needs[0]
     assert bills[1].host <= bills[0].host
-    if dtype == "bfloat16":
+    if dtype == "bfloat16" and bills[1].tightest.name != UPDATE:
         assert bills[1].need <= bills[0].need + before_rounding
         if shape.n_layer > 8:
             assert bills[1].need < bills[0].need
@@ -260,9 +278,9 @@ def test_low_bits_never_need_more(shape: Shape, setting: Setting, dtype: str) ->
 @given(SHAPES, SETTINGS, DTYPES, st.sampled_from([None, (8, 6), (8, 9), (9, 0), (12, 0)]))
 @hypothesis_settings(deadline=None)
 def test_lines_add_up(shape: Shape, setting: Setting, dtype: str, capability: tuple[int, int] | None) -> None:
-    bill = training_bill(shape, setting, dtype, compute_capability=capability, sample_tokens=100)
-    recorded = 0 if bill.worst.name == TRYING_OUT else bill.graph_bytes
-    assert bill.steady <= total(bill.lines) + recorded == bill.allocated <= bill.reserved < bill.need
+    bill = training_bill(shape, setting, dtype, facts=Facts(compute_capability=capability, sample_tokens=100))
+    graph = 0 if bill.worst.name == TRYING_OUT else bill.graph_bytes
+    assert bill.steady <= total(bill.lines) + graph == bill.allocated <= bill.reserved < bill.need
     assert total(bill.all_lines()) == bill.process == bill.need + CONTEXT
     assert all(line.bytes > 0 and line.formula for line in bill.all_lines())
     assert bill.worst in bill.moments

@@ -16,7 +16,7 @@ from onecard.arch.shapes import GPT2Shape
 from onecard.config.run import RunConfig
 from onecard.hardware.cards import find_card
 from onecard.plan.bill import checkpoint_bytes
-from onecard.plan.cost import IDLE_WATTS, POWER_SHARE, PRICE, Cost, cost_of, steps_within
+from onecard.plan.cost import IDLE_WATTS, POWER_SHARE, PRICE, Cost, Prices, Training, cost_of, steps_within
 from onecard.plan.others.nanogpt_speed import nanogpt_step_time
 from onecard.plan.rates import Rates, rates_of
 from onecard.plan.speed import StepTime, step_time
@@ -32,8 +32,8 @@ def rates() -> Rates:
     return found
 
 
-def cost(run: RunConfig, step: StepTime, **more: float) -> Cost:
-    return cost_of(run, step, CARD, 0, compiled=True, **more)  # type: ignore[arg-type]
+def cost(run: RunConfig, step: StepTime, prices: Prices = Prices()) -> Cost:  # noqa: B008
+    return cost_of(Training(run, step, 0), CARD, prices)
 
 
 def test_six_thousand_iterations_as_nanogpt_runs_them() -> None:
@@ -60,9 +60,8 @@ def test_d32_takes_months() -> None:
     steps = 37_600_000_000 // 524_288
     words = ["--arch=nanochat", "--generation=2025", "--depth=32", "--vocab_size=65536", "--block_size=2048",
              "--total_batch_size=524288", "--batch_size=4", f"--max_iters={steps}"]  # fmt: skip
-    found = cost_of(
-        config(words), step, CARD, checkpoint_bytes(D32, D32_SETTING, True), compiled=True, idle_watts=80.0
-    )
+    run = Training(config(words), step, checkpoint_bytes(D32, D32_SETTING, True))
+    found = cost_of(run, CARD, Prices(idle_watts=80.0))
     assert 100 <= found.days <= 160
     floor = steps * 524_288 * D32.flops_per_token / 58.3e12 / 86400
     assert found.days > floor > 85
@@ -77,7 +76,7 @@ STEP = StepTime(1.0, 0.2, 0.3, 0.2, 0.0, 0.1, 0.1, 524_288, 300_000_000, 58.3e12
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 500))
 def test_the_parts_are_the_whole(steps: int, interval: int, iterations: int) -> None:
     run = dataclasses.replace(config(RUN), max_iters=steps, eval_interval=interval, eval_iters=iterations)
-    found = cost_of(run, STEP, CARD, 500_000_000, compiled=True)
+    found = cost_of(Training(run, STEP, 500_000_000), CARD, Prices())
     whole = found.training_s + found.evaluation_s + found.checkpoint_s + found.first_step_s
     assert found.seconds == pytest.approx(whole)
     assert found.training_s == pytest.approx(1.8 * steps)
@@ -95,11 +94,11 @@ def test_as_many_steps_as_a_time_is_enough_for(
     seconds: float, interval: int, iterations: int, checkpoint: int
 ) -> None:
     run = dataclasses.replace(config(RUN), eval_interval=interval, eval_iters=iterations)
-    steps = steps_within(seconds, run, STEP, checkpoint, compiled=True)
+    steps = steps_within(seconds, Training(run, STEP, checkpoint))
 
     def whole(count: int) -> float:
         run_of = dataclasses.replace(run, max_iters=count)
-        return cost_of(run_of, STEP, CARD, checkpoint, compiled=True).seconds
+        return cost_of(Training(run_of, STEP, checkpoint), CARD, Prices()).seconds
 
     assert steps == 0 or whole(steps) <= seconds * (1 + 1e-9)
     assert whole(steps + interval + 1) > seconds * (1 - 1e-9)
@@ -109,15 +108,13 @@ def test_rare_evaluations_cost_little_and_a_free_kilowatt_nothing() -> None:
     often = cost(config(RUN, "--eval_interval=100"), STEP)
     rarely = cost(config(RUN, "--eval_interval=100000"), STEP)
     assert rarely.evaluation_s == pytest.approx(often.evaluation_s / 61)
-    free = cost(config(RUN), STEP, price=0.0, idle_watts=0.0)
+    free = cost(config(RUN), STEP, Prices(0.0, 0.0, idle_watts=0.0))
     assert free.amount == 0 and free.pc_kwh == free.card_kwh > 0
 
 
 def test_compiling_more_kinds_of_layers_takes_longer() -> None:
-    one, four = (
-        cost_of(config(RUN), STEP, CARD, 0, compiled=True, kinds_of_layers=n).first_step_s for n in (1, 4)
-    )
-    assert four > one > cost_of(config(RUN), STEP, CARD, 0, compiled=False).first_step_s > 0
+    one, four = (Training(config(RUN), STEP, 0, kinds_of_layers=n).first_step_s for n in (1, 4))
+    assert four > one > Training(config(RUN), STEP, 0, compiled=False).first_step_s > 0
 
 
 def test_when_it_is_done() -> None:
@@ -133,6 +130,6 @@ def test_when_it_is_done() -> None:
 
 
 def test_of_a_card_whose_power_is_not_known_there_is_no_energy_and_no_money() -> None:
-    unknown = cost_of(config(RUN), STEP, dataclasses.replace(CARD, tdp_w=None), 0, compiled=True)
+    unknown = cost_of(Training(config(RUN), STEP, 0), dataclasses.replace(CARD, tdp_w=None), Prices())
     assert (unknown.card_kwh, unknown.pc_kwh, unknown.amount) == (None, None, None)
-    assert unknown.seconds == cost_of(config(RUN), STEP, CARD, 0, compiled=True).seconds
+    assert unknown.seconds == cost(config(RUN), STEP).seconds

@@ -19,9 +19,15 @@ from onecard.config.knobs import load_config
 from onecard.config.resolve import setting_of
 from onecard.config.run import RunConfig
 from onecard.data.prefetch import Micro
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim.schedule import rates
-from onecard.plan.host import HOST_BOUND, handing_out, is_recorded, micro_batch_operations, update_by_group
+from onecard.plan.host import (
+    LAUNCH_BOUND,
+    is_captured,
+    launch_seconds,
+    micro_batch_operations,
+    update_launches,
+)
 from onecard.train.engine import new_stepper
 
 FAMILIES = {
@@ -112,7 +118,7 @@ WORDS = [
 def test_operations_are_those_of_the_model(family: str, words: list[str]) -> None:
     for micro, update, shape, setting, by_muon in by_depth(family, *words):
         assert micro_batch_operations(shape, setting) == pytest.approx(micro.operations, rel=0.05)
-        groups = update_by_group(shape, setting, by_muon=by_muon)
+        groups = update_launches(shape, setting, by_muon=by_muon)
         assert len(groups) == len(groups_of(shape)) and not any(group.calls for group in groups)
         assert sum(group.operations for group in groups) == pytest.approx(update.operations, rel=0.15)
 
@@ -133,16 +139,16 @@ def test_graphs_take_the_host_out_of_it() -> None:
 
     def host(on_card: float = 1.0, **values: Any) -> float:
         setting = Setting(1, 64, **values)
-        recorded = is_recorded(shape, setting, 1e-5, on_card)
-        return handing_out(shape, setting, 1e-5, recorded=recorded)
+        captured = is_captured(shape, setting, 1e-5, on_card)
+        return launch_seconds(shape, setting, 1e-5, captured=captured)
 
     plain = host()
     assert host(cuda_graphs=True) < 0.2 * plain
     travelling = host(offload="gradients", cuda_graphs=True)  # cannot be recorded
     assert travelling == host(offload="gradients") > plain
     # By itself where the host's part is worth it, as the trainer finds out by measuring.
-    assert host(cuda_graphs=None, on_card=1.1 * plain / HOST_BOUND) == plain
-    assert host(cuda_graphs=None, on_card=0.9 * plain / HOST_BOUND) == host(cuda_graphs=True)
+    assert host(cuda_graphs=None, on_card=1.1 * plain / LAUNCH_BOUND) == plain
+    assert host(cuda_graphs=None, on_card=0.9 * plain / LAUNCH_BOUND) == host(cuda_graphs=True)
     assert host(cuda_graphs=None, on_card=0.0, recompute="block") == host(cuda_graphs=True)
     for values in ({"compile": False}, {"offload": "gradients"}):
         assert host(cuda_graphs=None, on_card=0.0, **values) == host(**values)
@@ -153,6 +159,6 @@ def test_matrices_taken_together_spare_the_host() -> None:
     shape = config.shape(512)
 
     def launches(by_muon: bool = True, **values: Any) -> float:
-        return sum(g.launches for g in update_by_group(shape, Setting(1, 64, **values), by_muon=by_muon))
+        return sum(g.cost for g in update_launches(shape, Setting(1, 64, **values), by_muon=by_muon))
 
     assert launches(by_muon=False) < launches() < launches(offload="optimizer")

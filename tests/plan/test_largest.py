@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from questions import D32, NOTES, asked
 
 from onecard.plan.answer import Answer, cost_of_choice
-from onecard.plan.largest import _best, _with, best_for_time, largest_models, longest_blocks, of_depth
+from onecard.plan.largest import (
+    _best,
+    _with,
+    best_for_time,
+    find_largest,
+    largest_models,
+    longest_blocks,
+    of_depth,
+)
 from onecard.plan.options import Options
 
 DAY = 86400.0
@@ -102,3 +111,20 @@ def test_rows_are_called_what_they_are_and_tell_how() -> None:
         told = candidate.to_json()
         assert told["total_gib"] <= 11.0
         assert (told["host_gib"] > 0) == (told["settings"]["offload"] != "none")
+
+
+def test_little_text_is_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.5 MB of tokens are not for a model that fills the card; 60 GB are."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data" / "openwebtext"
+    folder.mkdir(parents=True)
+    for megabytes, limited in ((2.5, True), (60_000, False)):
+        with (folder / "train.bin").open("wb") as file:
+            file.truncate(int(megabytes * 1e6))
+        answer = asked(["--max_iters=1000", "--warmup_iters=10", "--vocab_size=50304"], gib=11.8)
+        found = find_largest(answer, 7 * DAY, host_is_assumed=False)
+        parameters = max(size.choice.question.shape.parameters for size in found.largest)
+        assert (found.text_limit is not None) == limited and (parameters < 10e6) == limited
+        tokens = answer.data_tokens
+        assert tokens is not None and all(c.tokens <= 8 * tokens for c in found.candidates)
+        assert len(found.candidates) == (1 if limited else 5)

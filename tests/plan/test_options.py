@@ -31,7 +31,7 @@ HOUR, DAY = 3600, 86400
 
 def test_without_words_everything_is_usual() -> None:
     assert split_words([]) == (Options(), [])
-    assert (Options().price, Options().currency, Options().idle_watts) == (PRICE, CURRENCY, None)
+    assert (float(Options().price), Options().currency, Options().idle_watts) == (PRICE, CURRENCY, None)
 
 
 @pytest.mark.parametrize("name", ["json", "compare", "largest", "stages", "formulas"])
@@ -58,9 +58,9 @@ def test_a_switch_is_on_or_off(value: str) -> None:
         (["--as=nanogpt"], "as_", "nanogpt"),
         (["--idle_watts=60"], "idle_watts", 60.0),
         (["--idle-watts", "60.5"], "idle_watts", 60.5),
-        (["--price", "0"], "price", 0.0),
+        (["--price", "0"], "price", "0"),
         (["--host-ram=1e6"], "host_ram", 1e6),
-        (["--price=1e-1"], "price", 0.1),
+        (["--price=3-4"], "price", "3-4"),
         (["--currency=CHF"], "currency", "CHF"),
         (["--by", "7d"], "by", "7d"),
         (["--by=sunday 20:00"], "by", "sunday 20:00"),
@@ -96,7 +96,7 @@ def test_both_ends_of_a_number_are_told(name: str, most: str) -> None:
     assert re.search(rf"\b0(\.01)?\b.*\b{most}\b", refused.value.why)
 
 
-@pytest.mark.parametrize("name", ["price", "idle_watts", "host_ram"])
+@pytest.mark.parametrize("name", ["idle_watts", "host_ram"])
 def test_minus_zero_is_zero(name: str) -> None:
     options, _rest = split_words([f"--{name}=-0"])
     assert str(getattr(options, name)) == "0.0"
@@ -229,12 +229,28 @@ def test_a_decimal_comma_is_answered_with_a_point() -> None:
     assert refused.value.hint == "onecard plan --help"
 
 
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [("0.30", 0.3, 0.3), ("3-4", 3.0, 4.0), ("4 - 3", 3.0, 4.0), ("0.3–0.4", 0.3, 0.4), ("1e-1", 0.1, 0.1),
+     ("-0", 0.0, 0.0), ("1e-1-2e-1", 0.1, 0.2)],
+)  # fmt: skip
+def test_a_price_may_be_a_range(text: str, low: float, high: float) -> None:
+    prices = split_words([f"--price={text}"])[0].prices(Card("RTX 4070", 12))
+    assert (prices.low, prices.high) == (low, high) and str(prices.low) != "-0.0"
+
+
+@pytest.mark.parametrize("text", ["3-", "-3-4", "3-4-5", "3-x", "0,3-0,4"])
+def test_half_a_range_is_no_price(text: str) -> None:
+    with pytest.raises(UserError, match=r"--price (takes a number, not|cannot be) "):
+        split_words([f"--price={text}"])
+
+
 @pytest.mark.parametrize("name", ["RTX 4070 Laptop", "NVIDIA GeForce RTX 4070 Laptop GPU", "RTX 3080 Mobile"])
 def test_a_laptop_draws_less_beside_its_card(name: str) -> None:
-    assert Options().idle_watts_beside(Card(name, 8)) == LAPTOP_IDLE_WATTS < IDLE_WATTS
-    assert Options().idle_watts_beside(Card("RTX 4070", 12)) == IDLE_WATTS
+    assert Options().prices(Card(name, 8)).idle_watts == LAPTOP_IDLE_WATTS < IDLE_WATTS
+    assert Options().prices(Card("RTX 4070", 12)).idle_watts == IDLE_WATTS
     for watts in (0.0, 60.0):
-        assert Options(idle_watts=watts).idle_watts_beside(Card(name, 8)) == watts
+        assert Options(idle_watts=watts).prices(Card(name, 8)).idle_watts == watts
 
 
 @pytest.mark.parametrize("one", ["--largest", "--by=7d"])

@@ -40,15 +40,3 @@ def test_a_run_read_on_its_way_only_gets_better() -> None:
     for run in runs.values():
         assert run == sorted(run)
         assert [loss for _, loss in run] == sorted((loss for _, loss in run), reverse=True)
-
-
-def test_nats_compare_within_one_tokenizer_and_bits_per_byte_across() -> None:
-    rows = all_references()
-    beside_ours = [row for row in rows if row.comparable_with("FineWeb", "gpt2")]
-    assert {(row.data, row.tokenizer, row.unit) for row in beside_ours} == {("FineWeb", "gpt2", "nats")}
-    assert {row.model for row in beside_ours} >= {"llm.c 124M", "llm.c 350M"}
-    c4 = next(row for row in rows if row.data == "C4")
-    assert not c4.comparable_with("C4", "gpt2")
-    climbmix = next(row for row in rows if row.data == "ClimbMix")
-    assert climbmix.comparable_with("ClimbMix", "gpt2", "bpb")
-    assert not climbmix.comparable_with("FineWeb", "nanochat-32k", "bpb")

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape
-from onecard.errors import UserError
 from onecard.plan import scaling
 from onecard.plan.references import all_references
 from onecard.plan.scaling import (
@@ -29,7 +28,6 @@ from onecard.plan.scaling import (
     predicted_loss,
     repetition_note,
     token_worth,
-    tokens_for,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,26 +272,6 @@ def test_where_nanochats_advantage_is_an_assumption_the_basis_says_so() -> None:
     assert "nanochat" not in predicted_loss(124_000_000, 1e9).basis
 
 
-@pytest.mark.parametrize("tokens", [0, -1.0, math.inf, math.nan])
-def test_impossible_tokens_are_refused(tokens: float) -> None:
-    with pytest.raises(UserError):
-        predicted_loss(124_000_000, tokens)
-    with pytest.raises(UserError):
-        effective_tokens(tokens, 1e9)
-    with pytest.raises(UserError):
-        best_for_tokens([(124_000_000, tokens)])
-
-
-def test_impossible_models_are_refused() -> None:
-    with pytest.raises(UserError, match="parameter"):
-        predicted_loss(0, 1e9)
-    with pytest.raises(UserError, match="parameter"):
-        tokens_for(-5)
-    with pytest.raises(UserError) as refused:
-        predicted_loss(124_000_000, 1e9, family="bert")
-    assert "gpt2, nanochat" in refused.value.hint
-
-
 # --- repeated text ----------------------------------------------------------------------------------
 
 
@@ -353,9 +331,8 @@ def test_little_text_moves_the_choice_towards_the_larger_model() -> None:
     # Plenty of text favours the small model's 40B tokens; of a text of 50M they are worth no more than 0.8B.
     options = [(60_000_000, 40e9), (200_000_000, 4e9)]
     plenty, little = best_for_tokens(options), best_for_tokens(options, unique_tokens=5e7)
-    assert (plenty[0].parameters, plenty[0].epochs) == (60_000_000, None)
-    assert (little[0].parameters, little[0].epochs) == (200_000_000, 80)
-    assert little[0].effective_tokens < 16.4 * 5e7
+    assert plenty[0].parameters == 60_000_000
+    assert little[0].parameters == 200_000_000
     assert little[0].loss.middle > plenty[0].loss.middle
 
 
@@ -366,20 +343,3 @@ def test_value_embeddings_are_not_counted() -> None:
     assert counted_parameters(nanochat) == nanochat.parameters - values
     gpt2 = GPT2Shape(n_layer=12, n_head=12, n_embd=768, vocab_size=50304, block_size=1024, bias=False)
     assert counted_parameters(gpt2) == gpt2.parameters == 124_373_760
-
-
-# --- how many tokens --------------------------------------------------------------------------------
-
-
-@given(sizes, st.sampled_from((LAW, JOINT_LAW)), st.sampled_from((0.5, 0.8, 1.25, 2.0)))
-def test_the_optimum_is_one_for_the_same_flops(n: int, law: scaling.Law, k: float) -> None:
-    d = law.best_tokens(n)
-    assert law.loss(n * k, d / k) > law.loss(n, d)
-
-
-def test_three_answers_are_named() -> None:
-    hint = tokens_for(124_000_000)
-    assert hint.twenty_per_parameter == 2.48e9
-    assert hint.fitted == LAW.best_tokens(124_000_000)
-    assert hint.fitted_jointly == JOINT_LAW.best_tokens(124_000_000)
-    assert hint.fitted < hint.twenty_per_parameter < hint.fitted_jointly

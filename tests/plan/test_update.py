@@ -13,14 +13,14 @@ from torch import Size, Tensor
 
 from onecard.arch.layout import Setting
 from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
-from onecard.optim.held import Storage
 from onecard.optim.lowbit import Int8State
 from onecard.optim.muon import Muon
 from onecard.optim.optimizer import _COMPILED_PIECE, Optimizer
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
 from onecard.plan.activations import TRYING_OUT
 from onecard.plan.answer import question_of
-from onecard.plan.bill import graph_bytes, training_bill
+from onecard.plan.bill import Facts, graph_bytes, training_bill
 from onecard.plan.update import UPDATE, update_bytes, update_moments
 
 LAYER = {"attn.c_attn": (768, 256), "mlp.c_fc": (1024, 256), "mlp.c_proj": (256, 1024)}
@@ -44,12 +44,12 @@ def optimizer_of(storage: Storage, *, muon: bool, refined: bool) -> Optimizer:
 
 def standing(optimizer: Optimizer) -> list[Tensor]:
     found = [optimizer._count, optimizer._key, optimizer._first, *optimizer._hyper, *optimizer._muon_hyper]
-    for held in optimizer._held:
-        states = [t for s in held.states.values() for t in (s if isinstance(s, Int8State) else (s,))]
-        found += [held.total, held.master, held.working, *states]
-        found += [t for b in held.batches for t in (*b.firsts, b.variance) if t is not None]
-        if held.shuttle is not None:
-            found += [place for places in held.shuttle._places for place in places]
+    for buffers in optimizer._buffers:
+        states = [t for s in buffers.states.values() for t in (s if isinstance(s, Int8State) else (s,))]
+        found += [buffers.accumulators, buffers.master, buffers.working, *states]
+        found += [t for b in buffers.batches for t in (*b.firsts, b.variance) if t is not None]
+        if buffers.streamer is not None:
+            found += [tensor for staging in buffers.streamer._staging for tensor in staging]
     if isinstance(optimizer._muon, Muon):
         muon = optimizer._muon
         found += [muon._x, muon._y, muon._gram, muon._poly, muon._plain_scale]
@@ -64,12 +64,12 @@ def test_uncompiled_copies_are_counted(
     muon: bool, refined: bool, states: str, master: str, place: str
 ) -> None:
     optimizer = optimizer_of(Storage(master, states, place), muon=muon, refined=refined)
-    for total in optimizer.totals.values():
-        total.add_(1.0)
+    for accumulator in optimizer.accumulators.values():
+        accumulator.add_(1.0)
     scale = torch.tensor(2.0)
     with LiveStorages([*standing(optimizer), scale]) as live:
         optimizer.update(Rates(0.5, momentum=0.9), scale)
-    predicted = optimizer.temporaries.on_host
+    predicted = optimizer.temporaries.on_cpu
     if not muon and master == "fp32" and states != "int8":
         assert predicted == 0 and live.peak == 0, "AdamW in full precision takes nothing"
     else:
@@ -96,7 +96,7 @@ def test_the_bill_has_it_where_there_is_any(
 ) -> None:
     found = update_moments(SHAPE[shape], setting, "bfloat16", by_muon=muon, l2_bytes=60 * 2**20)
     assert [moment.name for moment in found] == moments
-    bill = training_bill(SHAPE[shape], setting, by_muon=muon)
+    bill = training_bill(SHAPE[shape], setting, facts=Facts(by_muon=muon))
     names = [moment.name for moment in bill.moments]
     assert names.count(UPDATE) == (UPDATE in moments)
     assert names.count(TRYING_OUT) == (1 + (TRYING_OUT in moments) if setting.compile else 0)
@@ -106,7 +106,7 @@ def test_the_bill_has_it_where_there_is_any(
 def test_it_is_never_what_a_usual_micro_batch_runs_out_by(shape: Shape) -> None:
     """So all that was measured before it was counted stands."""
     for setting in (Setting(1, 1024), Setting(1, 1024, "block", "gradients", "bf16", "int8")):
-        bill = training_bill(shape, setting, by_muon=shape.arch != "gpt2")
+        bill = training_bill(shape, setting, facts=Facts(by_muon=shape.arch != "gpt2"))
         assert not any("update" in line.name for line in bill.tightest.lines)
 
 
@@ -116,15 +116,15 @@ def test_a_recording_needs_room_for_the_update_beside_it() -> None:
     choice = asked.answer(Setting(8, 4096))
     taken = update_bytes(asked.shape, choice.setting, asked.dtype, by_muon=True)
     graph = graph_bytes(asked.shape, choice.setting, asked.dtype, last=choice.last_micro_batch)
-    assert taken > 0 and choice.recording_bytes == graph + taken
+    assert taken > 0 and choice.capture_bytes == graph + taken
     need = choice.bill.process + graph + taken
-    assert dataclasses.replace(asked, allowed=need).answer(choice.setting).has_room_to_record
-    assert not dataclasses.replace(asked, allowed=need - 1).answer(choice.setting).has_room_to_record
+    assert dataclasses.replace(asked, allowed=need).answer(choice.setting).has_room_to_capture
+    assert not dataclasses.replace(asked, allowed=need - 1).answer(choice.setting).has_room_to_capture
 
 
 def test_regions_are_cut_where_the_compiler_would_count_in_more_bits() -> None:
     optimizer = optimizer_of(Storage("bf16", "int8"), muon=False, refined=False)
     optimizer._piece = _COMPILED_PIECE
-    held = SimpleNamespace(shuttle=None, low_bit=True, region=SimpleNamespace(size=5 * 2**29))
-    spans = optimizer._spans_of(held)  # type: ignore[arg-type]
+    buffers = SimpleNamespace(streamer=None, low_bit=True, region=SimpleNamespace(size=5 * 2**29))
+    spans = optimizer._spans_of(buffers)  # type: ignore[arg-type]
     assert spans == [(0, 2**30), (2**30, 2**30), (2**31, 2**29)]

@@ -100,8 +100,8 @@ def _add(starts: list[dict[str, Any]], kind: str, found: re.Match[str]) -> None:
     if kind == "step":
         here["facts"] |= {"last_step": int(found["last"])} if found["last"] else {}
         if found["field"]:
-            tells_epoch = "epoch:" in (found["rest"] or "")
-            here["facts"] |= {"mfu_field": found["field"].lower(), "tells_epoch": tells_epoch}
+            has_epoch = "epoch:" in (found["rest"] or "")
+            here["facts"] |= {"mfu_field": found["field"].lower(), "has_epoch": has_epoch}
     elif speed is not None:
         here["of_onecard"] = True
     after = here["evaluations"][-1:] == [step]

@@ -609,4 +609,4 @@ def test_lines_of_the_trainer_without_times_have_no_answer(run: Callable[..., An
 @pytest.mark.parametrize("count", ["0", "-5"])
 def test_a_run_has_a_step_at_least(run: Callable[..., Answer], count: str) -> None:
     code, out, err = run("-", f"--max-iters={count}", pasted=nanogpt_log(4384, range(20)).encode())
-    assert (code, out) == (2, "") and f"--max-iters is {count}" in err and "1 or more" in err
+    assert (code, out) == (2, "") and f"--max-iters cannot be {count}" in err and "the least is 1" in err

@@ -11,7 +11,7 @@ from written_logs import nanochat_log, nanogpt_log
 
 from onecard.report.log_text import decode
 from onecard.report.logs import Log, read_log
-from onecard.report.steps import Step
+from onecard.report.steps import LoggedStep
 from onecard.run.metrics import bits_per_byte_line, evaluation_line, iteration_line
 
 NANOGPT_LINES = nanogpt_log(4384, range(0, 620, 10))
@@ -52,9 +52,9 @@ def test_the_line_of_the_facts_word_for_word() -> None:
         "step 00010/10000 (0.10%) | loss: 6.123456 | lrm: 0.25 | dt: 1177.12ms | tok/sec: 55,700 | "
         "bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: 12 | total time: 0.20m | eta: 196.1m"
     )
-    assert read(line).steps == (Step(10, 1177.12, 6.123456, 0.0, 55_700.0),)
+    assert read(line).steps == (LoggedStep(10, 1177.12, 6.123456, 0.0, 55_700.0),)
     assert read("iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%").steps == (
-        Step(200, 4321.12, 6.1234, pytest.approx(0.1152)),
+        LoggedStep(200, 4321.12, 6.1234, pytest.approx(0.1152)),
     )
 
 
@@ -72,7 +72,7 @@ def test_onecards_screen_and_its_file() -> None:
     log = read(screen)
     assert (log.format, log.steps) == (
         "onecard",
-        (Step(300, 238.02, 5.568, pytest.approx(0.238), 276_258.0),),
+        (LoggedStep(300, 238.02, 5.568, pytest.approx(0.238), 276_258.0),),
     )
     file = [iteration_line(n, 5.5, 0.25, 0.238) for n in range(3)]
     file += [evaluation_line(3, 5.4, 5.5), bits_per_byte_line(3, 1.9), iteration_line(3, 5.3, 0.25, 0.238)]
@@ -90,7 +90,7 @@ def test_huggingface_with_its_bar() -> None:
     )
     log = read(text)
     assert (log.format, log.facts["last_step"]) == ("huggingface", 5000)
-    assert log.steps == (Step(500, 1510.0), Step(501, 1500.0, 3.21))
+    assert log.steps == (LoggedStep(500, 1510.0), LoggedStep(501, 1500.0, 3.21))
     assert read_log("Downloading: 30%|██| 3/10 [00:01<00:00,  2.10it/s]") is None
 
 
@@ -169,7 +169,7 @@ def test_a_resumed_run_is_read_from_its_last_start() -> None:
 
 def test_decimal_commas_are_no_thousands() -> None:
     log = read("iter 7: loss 3,1234, time 4321,12ms, mfu 11,52%\n")
-    assert log.steps == (Step(7, pytest.approx(4321.12), pytest.approx(3.1234), pytest.approx(0.1152)),)
+    assert log.steps == (LoggedStep(7, pytest.approx(4321.12), pytest.approx(3.1234), pytest.approx(0.1152)),)
     log = read("iter 7: loss 3.1234, time 14,321.12ms, mfu 11.52%\n")
     assert log.steps[0].ms == pytest.approx(14321.12)
 

@@ -307,7 +307,7 @@ def test_the_room_for_checkpoints_is_that_of_all_there_are_at_once(
         return
     with pytest.raises(UserError, match="not enough room") as refused:
         check_room(tmp_path, 10**9, saves)
-    assert f"{at_once} × 1.000 GB" in refused.value.why
+    assert f"{at_once} checkpoints of 1.000 GB" in refused.value.why
 
 
 def test_what_a_kill_left_half_done_is_swept_away_by_the_next_save(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.files import write_json
+from onecard.run.changes import differences
 from onecard.run.checkpoint import TrainingState, save_checkpoint
-from onecard.run.directory import RunDirectory, differences, read_json, refuse_a_slip
+from onecard.run.directory import RunDirectory, read_json, refuse_a_slip
 
 
 def config(*arguments: str) -> RunConfig:
@@ -196,18 +198,21 @@ def test_who_comes_to_a_paused_job_is_told_how_it_goes_on(tmp_path: Path) -> Non
 
 def test_a_mistyped_folder_begins_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("out-demo", "elsewhere"):
+    for age, name in enumerate(("out-demo", "elsewhere", "newer")):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         RunDirectory(tmp_path / name).write_config(config())
+        os.utime(tmp_path / name / "checkpoints", (age, age))
     refuse_a_slip(load_config(RunConfig, ["--out_dir=out-demo"]))
     refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo", "--dataset=tiny"]))
     refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo", "--init_from=scratch"]))
     with pytest.raises(UserError, match="there is no run in out-dmeo") as refused:
         refuse_a_slip(load_config(RunConfig, ["--out_dir=out-dmeo"]))
-    assert refused.value.hint.startswith("runs here: out-demo, elsewhere\n"), "the one that was meant first"
+    assert refused.value.hint.startswith("runs: out-demo, newer, elsewhere\n"), "the one that was meant first"
     with pytest.raises(UserError) as refused:
-        refuse_a_slip(load_config(RunConfig, ["--out_dir=runs-of-mine"]))
-    assert "out-demo" in refused.value.hint and "elsewhere" in refused.value.hint
+        refuse_a_slip(load_config(RunConfig, ["--out_dir=deeper/runs-of-mine"]))
+    assert refused.value.hint.startswith("runs: newer, elsewhere, out-demo\n"), (
+        "of the working folder, the newest"
+    )
 
 
 def flipped(path: Path, bit: int) -> None:

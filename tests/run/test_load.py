@@ -99,13 +99,14 @@ def rewrite_state(folder: Path, **changes: Any) -> None:
 
 def test_a_run_goes_to_hugging_face_and_nanogpt_and_back(run_folder: Path) -> None:
     original = weights_of_run("out", None)
-    assert "Hugging Face" in export_run("out", "hf", step=None, to="huggingface")
+    assert "Hugging Face" in export_run("out", "hf", step=None, to="huggingface").written
     back = weights_from("./hf")
     assert back.shape.vocab_size == 257  # the rows that only pad are not exported
     for name, tensor in original.tensors.items():
         assert torch.equal(back.tensors[name], tensor[:257] if name == "transformer.wte.weight" else tensor)
 
-    export_run("out", "theirs/ckpt.pt", step=None, to="nanogpt")
+    exported = export_run("out", "theirs/ckpt.pt", step=None, to="nanogpt")
+    assert f"python sample.py --out_dir={Path('theirs').absolute()}" in exported.next
     again = weights_from("theirs/ckpt.pt")
     assert again.shape == original.shape
     assert again.nanogpt is not None
@@ -142,7 +143,7 @@ def test_the_umask_says_who_may_read_whatever_is_written(
 
 def test_a_run_that_learned_by_muon_goes_to_nanogpt_without_its_moments(run_folder: Path) -> None:
     train(load_config(RunConfig, [*SMALL, "--optimizer=muon", "--out_dir=muon", "--max_iters=1"]))
-    assert "new moments" in export_run("muon", "muon.pt", step=None, to="nanogpt")
+    assert "new moments" in export_run("muon", "muon.pt", step=None, to="nanogpt").written
     again, original = weights_from("./muon.pt"), weights_of_run("muon", None)
     assert again.nanogpt is not None and again.nanogpt.moments == {}
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in original.tensors.items())

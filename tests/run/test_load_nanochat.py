@@ -106,8 +106,9 @@ def test_a_run_that_began_with_one_is_trained_sampled_and_exported(
 
 
 def test_a_checkpoint_of_nanochat_becomes_a_hugging_face_folder(workplace: Path) -> None:
-    told = export_run("theirs", "hf", step=20, to="huggingface")
-    assert "Hugging Face nanochat; without a tokenizer" in told
+    exported = export_run("theirs", "hf", step=20, to="huggingface")
+    assert "Hugging Face nanochat; without a tokenizer" in exported.written
+    assert exported.next.endswith("AutoModelForCausalLM.from_pretrained('hf')")
     back, original = weights_from("./hf"), weights_of_run("theirs", 20)
     assert back.shape == SHAPE
     assert all(torch.equal(back.tensors[name], tensor) for name, tensor in original.tensors.items())

@@ -105,12 +105,12 @@ def test_nobody_to_ask(workplace: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_job_that_does_not_answer_is_told(workplace: Path) -> None:
     directory = RunDirectory("out")
-    with directory.claimed(fresh=False), pytest.raises(UserError, match="has not let go"):
+    with directory.claimed(fresh=False), pytest.raises(UserError, match="has not paused"):
         ask_to_pause(directory, patience=0.2)
     assert (workplace / "out" / "pause").exists(), "the wish stands"
     said: list[str] = []
     with directory.claimed(fresh=False), pytest.raises(UserError):
-        ask_to_pause(directory, patience=0.1, tell=said.append)
+        ask_to_pause(directory, patience=0.1, say=said.append)
     assert len(said) == 1 and said[0].startswith("waiting for the step in progress")
     assert not PauseRequest(directory)(), "a new run does not heed old wishes"
 
@@ -121,7 +121,7 @@ def test_a_wish_outlives_the_end_of_the_pause_before_it(workplace: Path) -> None
     with directory.claimed(fresh=False):
         job, wish = PauseRequest(directory), directory.path / "pause"
         wish.touch()
-        assert job.wished()
+        assert job.requested()
         job.granted("the card is free, but for 0.53 GiB")
         assert "but for 0.53 GiB" in ask_to_pause(directory, patience=0.1)
         wish.unlink()
@@ -140,7 +140,7 @@ def test_a_refusal_is_told_once_and_the_next_wish_is_heard(workplace: Path) -> N
         job = PauseRequest(directory)
 
         def answers() -> None:
-            while not job.wished():
+            while not job.requested():
                 time.sleep(0.01)
             job.refused("the host has no room")
 
@@ -150,10 +150,10 @@ def test_a_refusal_is_told_once_and_the_next_wish_is_heard(workplace: Path) -> N
             ask_to_pause(directory, patience=30)
         thread.join()
         assert refused.value.why == "the host has no room" and refused.value.exit_code == 1
-        assert not job.wished()
-        with pytest.raises(UserError, match="has not let go"):
+        assert not job.requested()
+        with pytest.raises(UserError, match="has not paused"):
             ask_to_pause(directory, patience=0.1)  # not the refusal of before
-        assert job.wished()
+        assert job.requested()
 
 
 def test_a_refused_wish_that_cannot_be_removed_is_not_heard_again(
@@ -165,11 +165,11 @@ def test_a_refused_wish_that_cannot_be_removed_is_not_heard_again(
         wish.touch()
         monkeypatch.setattr("onecard.run.pause._remove", lambda path: None)
         job.refused("no")
-        assert not job.wished()
+        assert not job.requested()
         wish.unlink()
-        assert not job.wished()
+        assert not job.requested()
         wish.touch()
-        assert job.wished()
+        assert job.requested()
 
 
 def test_a_job_that_ends_meanwhile_is_not_waited_for(workplace: Path) -> None:
@@ -253,19 +253,19 @@ def test_a_folder_out_of_reach_is_no_wish_and_no_end(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "exists", gone)
-        assert job.wished() is False
+        assert job.requested() is False
     (tmp_path / "pause").touch()
-    assert job.wished() is True
+    assert job.requested() is True
 
 
 def test_after_a_refusal_the_next_wish_is_heard(tmp_path: Path) -> None:
     job, wish = PauseRequest(RunDirectory(str(tmp_path))), tmp_path / "pause"
     wish.touch()
-    assert job.wished()
+    assert job.requested()
     job.refused("no room")
     assert not job(), "not once more"
     wish.touch()  # before the job has looked again
-    assert job.wished()
+    assert job.requested()
     assert '"training"' in (tmp_path / "job.json").read_text(), "the refusal of before is no answer to it"
 
 
@@ -273,7 +273,7 @@ def test_a_paused_job_that_was_killed_goes_on_by_another_command(workplace: Path
     directory = RunDirectory("out")
     with directory.claimed(fresh=False):
         PauseRequest(directory).granted("the card is free")
-    with pytest.raises(UserError, match="is no more") as gone:
+    with pytest.raises(UserError, match="has ended") as gone:
         ask_to_go_on(directory, patience=1)
     assert "onecard train --out_dir=out" in gone.value.hint
 

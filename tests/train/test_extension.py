@@ -151,7 +151,7 @@ def test_nanochat_of_2025_ends_at_nothing_and_goes_up_again(
     assert (
         go(*words, "--n_embd=8", "--block_size=4", "--batch_size=1", "--gradient_accumulation_steps=1") == 0
     )
-    (further,) = re.findall("to train further: onecard (.*)", capsys.readouterr().out)
+    *_, further = re.findall("to train further: onecard (.*)", capsys.readouterr().out)
     assert further.endswith("--init_from=resume --max_iters=1200 --extend=rewarm --extend_lr=0.01")
     kept = shutil.copytree("out", "kept")
     assert go("--out_dir=out", "--init_from=resume", "--max_iters=1200") == 2
@@ -253,7 +253,7 @@ def test_an_extension_stopped_in_its_middle_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize("words", [WORDS, NANOCHAT])
-def test_a_rewarm_without_its_peak_is_told_one_that_works(
+def test_a_rewarm_without_its_peak_is_reported_one_that_works(
     workplace: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Muon's rate is scaled by the batch: half of it is what a log line shows."""
@@ -298,7 +298,7 @@ def test_leaving_the_way_out_in_the_middle_would_raise_it_as_well(
     plain = ["--out_dir=out", "--init_from=resume", "--lr_decay_iters=40", "--extend=auto"]
     assert go(*plain) == 2
     shown = capsys.readouterr().err
-    assert "leaving out --extend=stay would raise the learning rate from 1.1e-03 to 2.5e-03 (×2.3)" in shown
+    assert "without --extend=stay the learning rate would rise from 1.1e-03 to 2.5e-03 (×2.3)" in shown
     assert go(*plain[:-1], "--extend=stay") == 0
     assert after(20) == pytest.approx([LAST] * 20)
 
@@ -330,8 +330,8 @@ def test_another_way_may_be_taken_in_the_middle(workplace: Path) -> None:
     shutil.rmtree(Path("out/checkpoints/step-00000040"))
     assert go("--out_dir=out", "--init_from=resume", "--extend=decay") == 0
     assert after(20) == pytest.approx([LAST] * 19 + [LAST / 2])
-    told = "the learning rate was 1.1e-03 until there, then 1.1e-03 until step 38, then to 0 at 40"
-    assert f"extended at step 30 (--extend=decay): {told}" in notes()
+    reported = "the learning rate was 1.1e-03 until there, then 1.1e-03 until step 38, then to 0 at 40"
+    assert f"extended at step 30 (--extend=decay): {reported}" in notes()
 
 
 def test_a_checkpoint_from_before_the_extension_first_ends_the_old_schedule(workplace: Path) -> None:
@@ -380,11 +380,13 @@ def test_a_warm_up_that_is_not_over_is_no_rise(workplace: Path) -> None:
     assert after(10) == pytest.approx([1e-2 * 11 / 16, 1e-2 * 12 / 16])
 
 
-def test_a_rate_that_the_user_sets_is_his_and_is_told(workplace: Path) -> None:
+def test_a_rate_that_the_user_sets_is_his_and_is_reported(workplace: Path) -> None:
     assert go(*WORDS, "--max_iters=10") == 0
     assert go("--out_dir=out", "--init_from=resume", "--max_iters=12", "--learning_rate=2e-2") == 0
-    (told,) = [note for note in notes() if "learning rate rises" in note]
-    assert "(×" in told and "at step 10" in told and "learning_rate is 0.02 now, 0.01 before" in told
+    (reported,) = [note for note in notes() if "learning rate rises" in note]
+    assert (
+        "(×" in reported and "at step 10" in reported and "learning_rate is 0.02 now, 0.01 before" in reported
+    )
     assert go("--out_dir=out", "--init_from=resume", "--max_iters=13", "--learning_rate=1e-2") == 0
     assert any("the learning rate falls from" in note for note in notes())
 
@@ -435,7 +437,7 @@ def test_what_a_finished_run_prints_works_when_pasted(
     assert go(*WORDS) == 0
     for end in (40, 80):
         assert go("--out_dir=out") == 0
-        (further,) = re.findall("to train further: onecard (.*)", capsys.readouterr().out)
+        *_, further = re.findall("to train further: onecard (.*)", capsys.readouterr().out)
         assert further == f"train --out_dir=out --init_from=resume --max_iters={end} --extend=stay"
         assert main(shlex.split(further)) == 0
     assert after(20) == pytest.approx([LAST] * 60)

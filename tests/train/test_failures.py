@@ -1,4 +1,4 @@
-"""When the card is gone: recognised however it is told, and explained by what it says."""
+"""When the card is gone: recognised however it is reported, and explained by what it says."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_what_ends_a_process_on_a_card(error: Exception, lost: bool) -> None:
     ],
 )
 def test_a_fault_of_the_program_is_not_blamed_on_heat(what: str, hint: str, not_hint: str) -> None:
-    told = explained(RuntimeError(f"CUDA error: {what}"), RUN, saved_step=8)
-    assert isinstance(told, UserError)
-    assert hint in told.hint and not_hint not in told.hint
-    assert "onecard train --out_dir=out" in told.hint
+    reported = explained(RuntimeError(f"CUDA error: {what}"), RUN, saved_step=8)
+    assert isinstance(reported, UserError)
+    assert hint in reported.hint and not_hint not in reported.hint
+    assert "onecard train --out_dir=out" in reported.hint
 
 
 @pytest.mark.parametrize("before_any_checkpoint", [False, True])
@@ -65,7 +65,7 @@ def test_an_update_that_is_broken_off_says_where_to_go_on(
         plain(*arguments)
 
     monkeypatch.setattr(Muon, "step", step)
-    monkeypatch.setattr(Optimizer, "rehearse", lambda optimizer: None)  # it makes such steps too
+    monkeypatch.setattr(Optimizer, "warm_up", lambda optimizer: None)  # it makes such steps too
     with pytest.raises(UserError, match="was broken off: CUDA out of memory") as stopped:
         train(config("--optimizer=muon"))
     saved = [event["step"] for event in events("saved")]

@@ -19,7 +19,7 @@ from onecard.errors import UserError
 from onecard.model.decoder import Decoder
 from onecard.optim import regions
 from onecard.optim.optimizer import Optimizer
-from onecard.plan import standing as standing_module
+from onecard.plan import resident as resident_module
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
@@ -27,11 +27,11 @@ from onecard.plan.search import Question, settings
 from onecard.run.metrics import read_metrics
 from onecard.run.stored import list_checkpoints
 from onecard.train import evaluate as evaluate_module
+from onecard.train import host_copy as host_copy_module
 from onecard.train import loop as loop_module
-from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
-from onecard.train.first_setting import open_fit, told_at_start
+from onecard.train.first_setting import open_fit, setting_notes
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit
 from onecard.train.journal import Journal
 from onecard.train.loop import train
@@ -65,7 +65,7 @@ def events(out_dir: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run is offered it; here it tells a changed order of sums from a changed step."""
+    """No run is offered it; here it reports a changed order of sums from a changed step."""
     monkeypatch.setattr(start_module, "choose_dtype", lambda requested, device: ("float64", ""))
 
 
@@ -115,7 +115,7 @@ def _subclasses(owner: Any) -> Iterator[Any]:
 def test_a_hundred_times_out_of_memory_changes_nothing(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, in_float64: None
 ) -> None:
-    for module in (regions, standing_module):
+    for module in (regions, resident_module):
         monkeypatch.setattr(module, "PIECE", 2**10)  # small beside this small model: offloading saves
     monkeypatch.setattr(Fit, "may_offload", True)  # as on a card
     wider = "--n_embd=36"  # a shape of its own: what stands is remembered by shape
@@ -137,10 +137,10 @@ def test_a_hundred_times_out_of_memory_changes_nothing(
     sizes = {e["after"]["micro_batch"] for e in refits} | {4}
     assert len(sizes) <= MOST_MICRO_BATCHES
     assert {e["after"]["offload"] for e in refits} > {"none"}, "masters have moved to the host and back"
-    told = [x for x in read_metrics(Path("loud") / "metrics.jsonl") if "loss" in x]
-    assert [x["step"] for x in told] == list(range(400)), "no step lost, none doubled"
+    reported = [x for x in read_metrics(Path("loud") / "metrics.jsonl") if "loss" in x]
+    assert [x["step"] for x in reported] == list(range(400)), "no step lost, none doubled"
     rates = [x["lr"] for x in read_metrics(Path("quiet") / "metrics.jsonl") if "loss" in x]
-    assert [x["lr"] for x in told] == rates
+    assert [x["lr"] for x in reported] == rates
 
 
 def test_a_failure_that_stays_ends_the_run_with_its_steps_saved(
@@ -194,8 +194,8 @@ def test_the_libraries_errors_count_as_well(workplace: Path, monkeypatch: pytest
         return plain(*arguments, **named)
 
     monkeypatch.setattr(Decoder, "loss_sum", full)
-    told = [e for e in (train(config()), *events("out"))[1:] if e["event"] == "refitted"]
-    assert sum("CUBLAS" in e.get("error", "") for e in told) == 2
+    reported = [e for e in (train(config()), *events("out"))[1:] if e["event"] == "refitted"]
+    assert sum("CUBLAS" in e.get("error", "") for e in reported) == 2
 
 
 def test_what_is_no_shortage_is_not_tried_again(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,8 +235,8 @@ def test_an_allocator_that_keeps_starting_over_is_a_shortage(
     retries = iter([70, 75, 75, 80, 85, 85])
     monkeypatch.setattr(refit_module, "allocator_retries", lambda device: next(retries, 85))
     summary = train(config("--max_iters=60"))
-    (told,) = (e for e in events("out") if e["event"] == "refitted" and e["where"] == "training")
-    assert told["step"] == 32 and "started over" in told["error"], "once alone is none"
+    (reported,) = (e for e in events("out") if e["event"] == "refitted" and e["where"] == "training")
+    assert reported["step"] == 32 and "started over" in reported["error"], "once alone is none"
     assert summary.values["step"] == 60
 
 
@@ -302,7 +302,7 @@ def test_a_setting_that_became_tight_is_judged_by_what_it_is_now(
     assert gained["measured_gain"] == pytest.approx(1.5, abs=0.1)
 
 
-def test_where_nothing_is_smaller_tightness_is_told_once(
+def test_where_nothing_is_smaller_tightness_is_reported_once(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = iter(range(0, 2**62, 5))
@@ -311,8 +311,8 @@ def test_where_nothing_is_smaller_tightness_is_told_once(
         monkeypatch.setattr(Refit, name, lambda refit, *_: 100.0)
     one = ("--batch_size=1", "--gradient_accumulation_steps=1", "--loss_chunk=16")
     summary = train(config("--max_iters=96", *one, "--recompute=block", "--offload=gradients"))
-    told = [e["step"] for e in events("out") if e["event"] == "out of memory"]
-    assert told == [16] and summary.values["step"] == 96
+    reported = [e["step"] for e in events("out") if e["event"] == "out of memory"]
+    assert reported == [16] and summary.values["step"] == 96
     assert summary.values["refits"] == 0, "what stays as it was has not been changed"
 
 
@@ -344,7 +344,7 @@ def question(allowed_gib: float, *words: str) -> Question:
 
 @pytest.mark.parametrize("cap", [11, 8, 6, 4, 3, 2])
 def test_every_cap_has_an_exact_setting_for_124m(cap: float) -> None:
-    """As told: 2 GiB for tensors by offload, not by low bits."""
+    """As reported: 2 GiB for tensors by offload, not by low bits."""
     asked = question(cap + CONTEXT / GIB)
     fit = open_fit(asked, on_card=True)
     assert fit.setting.exact
@@ -390,9 +390,9 @@ def test_pinned_values_stay_and_are_blamed() -> None:
         assert fit.setting.recompute == "none"
         if fit.down(step=1) is None:
             break
-    with pytest.raises(UserError, match="with offload=none it cannot fit"):
+    with pytest.raises(UserError, match="with --offload=none it cannot fit"):
         open_fit(question(1.6, "--offload=none"), on_card=True)
-    with pytest.raises(UserError, match="recompute=none and offload=none") as stopped:
+    with pytest.raises(UserError, match="--recompute=none --offload=none") as stopped:
         open_fit(question(1.58, "--recompute=none", "--offload=none"), on_card=True)
     assert "without: --batch_size=" in str(stopped.value) and "tokens/s" in str(stopped.value)
     with pytest.raises(UserError, match="does not fit in any setting"):
@@ -404,9 +404,9 @@ def test_low_bits_only_when_nothing_exact_fits_and_then_announced() -> None:
            "--offload=none"]  # fmt: skip
     fit = open_fit(question(14.5, *d32), on_card=True)
     assert not fit.setting.exact
-    assert any("low-bit" in text for text in told_at_start(fit))
+    assert any("low-bit" in text for text in setting_notes(fit))
     exact = open_fit(question(40.0, *d32), on_card=True)
-    assert (exact.setting.exact and told_at_start(exact) == []) or exact.setting.recompute != "none"
+    assert (exact.setting.exact and setting_notes(exact) == []) or exact.setting.recompute != "none"
 
 
 def test_auto_fit_off_refuses_before_anything_is_allocated() -> None:
@@ -419,7 +419,7 @@ def test_auto_fit_off_refuses_before_anything_is_allocated() -> None:
 def test_a_config_that_fits_is_left_as_it_is() -> None:
     asked = question(12.0)
     fit = open_fit(asked, on_card=True)
-    assert fit.setting == setting_of(asked.config, asked.shape) and told_at_start(fit) == []
+    assert fit.setting == setting_of(asked.config, asked.shape) and setting_notes(fit) == []
 
 
 def test_parking_frees_and_brings_back_every_bit(workplace: Path) -> None:
@@ -427,9 +427,9 @@ def test_parking_frees_and_brings_back_every_bit(workplace: Path) -> None:
     run = open_run(config())
     assert run.stepper is not None
     training = {n: t.clone() for n, t in run.stepper.export().weights.items()}
-    state = parking_module.park(run)
+    state = host_copy_module.move_to_host(run)
     assert run.stepper is None
-    parking_module.unpark(run, state, run.fit.setting)
+    host_copy_module.move_to_card(run, state, run.fit.setting)
     assert run.stepper is not None
     for name, tensor in run.stepper.export().weights.items():
         assert torch.equal(tensor, training[name])

@@ -67,7 +67,7 @@ def test_the_tiny_mode_runs_and_all_requirements_hold(
     *others, new = found["rows"]["sweep"][size]["settings"]
     assert others == kept and (new["setting"], new["loss_chunk"]) == (gone["setting"], gone["loss_chunk"])
 
-    # What is there is not run again; a requirement that does not hold is told, and decides the exit code.
+    # What is there is not run again; a requirement that does not hold is reported, and decides the exit code.
     found["rows"]["caps"]["tiny 0"]["val_loss"] += 0.02
     del found["rows"]["ballast"]
     file.write_text(json.dumps(found))
@@ -263,4 +263,4 @@ def test_a_job_that_hangs_is_ended() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=30
     )
-    assert done.returncode == 1 and "line 1 in <module>" in done.stderr, "and it tells where it stood"
+    assert done.returncode == 1 and "line 1 in <module>" in done.stderr, "and it reports where it stood"

@@ -20,7 +20,7 @@ from onecard.run.stored import list_checkpoints
 from onecard.train import refit as refit_module
 from onecard.train.loop import Training, train
 from onecard.train.memory import allocator_bytes, allocator_retries, free_memory_gib
-from onecard.train.neighbours import look_at
+from onecard.train.other_processes import look_at
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,7 +61,7 @@ def cap(gib: float) -> None:
     torch.cuda.set_per_process_memory_fraction(gib * GIB / torch.cuda.mem_get_info()[1])
 
 
-def test_we_are_not_our_own_neighbour() -> None:
+def test_we_are_not_another_process() -> None:
     torch.zeros(64, device="cuda")
     look = look_at("cuda")
     assert look.free_bytes and look.total_bytes and look.free_bytes < look.total_bytes
@@ -72,10 +72,10 @@ def test_we_are_not_our_own_neighbour() -> None:
 
 def test_predicted_and_measured_stand_side_by_side(place: Path) -> None:
     summary = train(config("--max_iters=12"))
-    (told,) = events("memory")
-    assert told["measured_gib"] == pytest.approx(told["predicted_gib"], rel=0.06, abs=64 / 1024)
+    (reported,) = events("memory")
+    assert reported["measured_gib"] == pytest.approx(reported["predicted_gib"], rel=0.06, abs=64 / 1024)
     plan = json.loads((place / "out" / "plan.json").read_text())
-    assert plan["memory"]["allocated_gib"] == pytest.approx(told["predicted_gib"], abs=0.001)
+    assert plan["memory"]["allocated_gib"] == pytest.approx(reported["predicted_gib"], abs=0.001)
     assert summary.values["measured_gib"] > 0 and "predicted" in summary.text()
 
 

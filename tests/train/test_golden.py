@@ -20,11 +20,11 @@ from onecard.config.run import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.bins import TokenFile
 from onecard.data.prefetch import Prefetcher
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim.recipe import rules_of
 from onecard.optim.schedule import rates
 from onecard.train.loop import train
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 VERSION = ".".join(torch.__version__.split(".")[:2])
@@ -51,9 +51,12 @@ def float64_losses(config: RunConfig, folder: Path) -> list[float]:
     learnable_tokens(1_900).tofile(path)
     shape = config.shape(61)
     stepper = Stepper(
-        model_class(shape).initialised(shape, config.seed), device="cpu", dtype="float64",
-        dropout=config.dropout, grad_clip=config.grad_clip, rules=rules_of(config, shape),
-    )  # fmt: skip
+        model_class(shape).initialised(shape, config.seed),
+        device="cpu",
+        dtype="float64",
+        rules=rules_of(config, shape),
+        options=StepOptions(dropout=config.dropout, grad_clip=config.grad_clip),
+    )
     sequences = Sequences(TokenFile.open(path), config.block_size, config.seed)
     losses = []
     with Prefetcher(

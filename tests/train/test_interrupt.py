@@ -136,11 +136,11 @@ def test_waiting_a_second_signal_is_an_answer(
     names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = names
-    monkeypatch.setattr(interrupt, "_ONE_WISH_SECONDS", 0.2)
+    monkeypatch.setattr(interrupt, "_ONE_REQUEST_SECONDS", 0.2)
     with StopRequest() as stop:
         signal.raise_signal(getattr(signal, first))
         later(0.05, second)
-        assert not stop.wait(0.15), "within a second: the same wish"
+        assert not stop.wait(0.15), "within a second: the same request"
         time.sleep(0.2)
         later(0.05, second)
         assert stop.wait(60) and stop.count == 2
@@ -149,7 +149,7 @@ def test_waiting_a_second_signal_is_an_answer(
 
 
 def test_waiting_over_a_signal_raises_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupt, "_ONE_WISH_SECONDS", 0.0)
+    monkeypatch.setattr(interrupt, "_ONE_REQUEST_SECONDS", 0.0)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
         assert not stop.wait(0.01)

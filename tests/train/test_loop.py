@@ -136,7 +136,7 @@ def test_a_second_ctrl_c_quits_at_once(workplace: Path, monkeypatch: pytest.Monk
         return real(self, *args)
 
     monkeypatch.setattr(Stepper, "backward", backward)
-    monkeypatch.setattr("onecard.train.interrupt._ONE_WISH_SECONDS", 0.0)
+    monkeypatch.setattr("onecard.train.interrupt._ONE_REQUEST_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         train(config())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -323,12 +323,12 @@ def test_evaluating_takes_no_memory_for_training(workplace: Path) -> None:
     train(config("--max_iters=10"))
     run = open_run(config("--eval_only", "--init_from=resume", "--offload=optimizer", "--optim_states=int8"))
     assert run.stepper is None
-    assert not run.model._totals
+    assert not run.model._accumulators
     trained = train(config("--eval_only", "--init_from=resume"))
     assert trained.values["val_loss"] == list(read_metrics(Path("out/metrics.jsonl")))[-1]["val_loss"]
 
 
-def test_running_out_before_the_first_step_is_told_like_later(
+def test_running_out_before_the_first_step_is_reported_like_later(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_much(*args: Any, **more: Any) -> None:
@@ -340,7 +340,7 @@ def test_running_out_before_the_first_step_is_told_like_later(
     assert "--recompute=block" in stopped.value.hint
 
 
-def test_running_out_while_only_evaluating_is_told_too(
+def test_running_out_while_only_evaluating_is_reported_too(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_much(*args: Any, **more: Any) -> None:
@@ -640,7 +640,7 @@ def test_a_low_bit_run_is_sampled_and_exported(workplace: Path, capsys: pytest.C
     assert Path("hf/model.safetensors").is_file()
 
 
-def test_what_is_about_a_card_is_told_on_a_cpu(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_about_a_card_is_noted_on_a_cpu(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(config("--vram_limit=11", "--max_iters=1"))
     assert "this run computes on the CPU" in capsys.readouterr().err
 
@@ -761,7 +761,7 @@ def test_what_cannot_work_is_one_clear_error_and_leaves_nothing(
     assert not Path("out").exists()
 
 
-def test_torchrun_is_told_that_this_is_one_card(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_is_reported_that_this_is_one_card(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UserError, match="one card"):
         train(config())
@@ -1004,7 +1004,7 @@ def test_missing_data_is_named_in_the_tokens_the_config_needs(workplace: Path) -
         assert hint in caught.value.hint + "\n", words
 
 
-def test_data_in_other_tokens_than_the_configs_is_told(workplace: Path) -> None:
+def test_data_in_other_tokens_than_the_configs_is_reported(workplace: Path) -> None:
     write_bins(workplace / "data" / "thirty", train=6_000, val=1_500)
     meta = {"schema": 1, "dtype": "uint16", "tokenizer": make_tokenizer("byte").facts()}
     (workplace / "data" / "thirty" / "meta.json").write_text(json.dumps(meta))
@@ -1014,13 +1014,13 @@ def test_data_in_other_tokens_than_the_configs_is_told(workplace: Path) -> None:
         f"# Its data: {recipe}\ndataset = 'thirty'\narch = 'nanochat'\ndepth = 2\n{small}compile = False\n"
     )
 
-    def told(*words: str) -> list[str]:
+    def reported(*words: str) -> list[str]:
         notes = open_run(load_config(RunConfig, [*words, "--device=cpu", "--max_iters=500"])).notes
         return [note for note in notes if "in its vocabulary" in note]
 
-    (note,) = told("d2.py")
+    (note,) = reported("d2.py")
     assert "257" in note and "2,048" in note and "another model" in note and recipe in note
-    (note,) = told("d2.py", "--vocab_size=1024")
+    (note,) = reported("d2.py", "--vocab_size=1024")
     assert "257" in note and "1,024" in note
-    assert told("d2.py", "--vocab_size=320") == [], "that is padding"
-    assert told("d2.py", "--dataset=tiny", "--vocab_size=64") == [], "nobody knows its tokenizer"
+    assert reported("d2.py", "--vocab_size=320") == [], "that is padding"
+    assert reported("d2.py", "--dataset=tiny", "--vocab_size=64") == [], "nobody knows its tokenizer"

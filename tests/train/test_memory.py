@@ -48,7 +48,7 @@ def test_a_cap_is_about_a_card() -> None:
 
 
 def test_a_limit_that_torch_was_given_from_outside_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver knows nothing of it, and tells what the whole card has free."""
+    """The driver knows nothing of it, and reports what the whole card has free."""
     gib, card = 2**30, {"share": 1.0}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (20 * gib, 24 * gib))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: gib)
@@ -115,7 +115,7 @@ def test_where_the_driver_spills_a_full_card_is_left_as_much_as_an_empty_one(
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("reported", "expected"),
     [
         ("CUDA error: out of memory\nCUDA kernel errors might ...", True),
         ("CUDA driver error: out of memory", True),  # of segments that grow
@@ -127,9 +127,9 @@ def test_where_the_driver_spills_a_full_card_is_left_as_much_as_an_empty_one(
         ("CUDA error: an illegal memory access was encountered", False),
     ],
 )
-def test_the_ways_in_which_running_out_is_told(told: str, expected: bool) -> None:
-    assert is_out_of_memory(RuntimeError(told)) is expected
-    assert is_out_of_memory(torch.AcceleratorError(told)) is expected
+def test_the_ways_in_which_running_out_is_reported(reported: str, expected: bool) -> None:
+    assert is_out_of_memory(RuntimeError(reported)) is expected
+    assert is_out_of_memory(torch.AcceleratorError(reported)) is expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not known elsewhere")
@@ -166,7 +166,7 @@ def test_advice_goes_on_where_the_user_already_is() -> None:
     ]  # fmt: skip
 
 
-def test_a_cpu_that_ran_out_is_not_told_to_offload() -> None:
+def test_a_cpu_that_ran_out_is_not_reported_to_offload() -> None:
     hint = out_of_memory(load_config(RunConfig, []), "cpu").hint
     assert "offload" not in hint
     assert "--recompute=block" in hint

@@ -83,3 +83,48 @@ def test_a_machine_that_has_more_to_do_now_is_noticed_after_two_lines() -> None:
     for seconds in (1.2, 1.3, 1.0, 1.4):
         pace.steps_took(seconds)
     assert 1000 / 1.4 < pace.tokens_per_second < 1000, "small changes are averaged"
+
+
+# --- with a prediction ----------------------------------------------------------------------------
+
+
+def predicted(seconds: float = 2.0) -> Pace:
+    return Pace(tokens_per_step=1000, eval_interval=1000, last_step=1000, predicted_seconds=seconds)
+
+
+def test_the_first_estimate_is_the_prediction() -> None:
+    p = predicted(2.0)
+    assert p.seconds_left(0) == pytest.approx(2000 + 0)
+    p.steps_took(27.0)  # compiles: no measurement
+    assert p.seconds_left(1) == pytest.approx(999 * 2)
+
+
+def test_each_measured_step_moves_it_and_at_last_only_they_count() -> None:
+    p, left = predicted(2.0), []
+    for _ in range(SETTLING_STEPS):
+        p.steps_took(27.0)
+    for _ in range(500):
+        p.steps_took(1.0)
+        left.append(p.seconds_left(0) or 0.0)
+    assert left == sorted(left, reverse=True)
+    assert 1500 < left[0] < 2000  # one step does not outweigh the prediction
+    assert left[-1] == pytest.approx(1000, rel=0.02)
+
+
+def test_steps_that_no_log_line_has_yet_count_too() -> None:
+    p = predicted(2.0)
+    p.steps_took(27.0, steps=SETTLING_STEPS)
+    p.steps_took(1.0)
+    before, with_them = p.seconds_left(4), p.seconds_left(4, (40, 40.0))
+    assert before is not None and with_them is not None
+    assert 996 <= with_them < before
+
+
+def test_another_setting_begins_with_its_own_prediction() -> None:
+    p = predicted(2.0)
+    for _ in range(50):
+        p.steps_took(1.0)
+    p.changed(3.0)
+    assert p.seconds_left(100) == pytest.approx(900 * 3)
+    p.changed()
+    assert p.seconds_left(100) is None

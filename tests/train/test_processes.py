@@ -45,7 +45,7 @@ def test_several_at_a_time_and_no_more(processes: Any, tmp_path: Path) -> None:
     assert 1 < most <= 3
 
 
-def test_what_fails_is_told(processes: Any) -> None:
+def test_what_fails_is_reported(processes: Any) -> None:
     def raises() -> dict[str, int]:
         raise ValueError("no such figure")
 
@@ -177,7 +177,7 @@ def test_waiting_for_a_turn_is_not_counted(processes: Any, tmp_path: Path) -> No
 @pytest.mark.skipif(sys.platform != "linux", reason="by a promise of Linux")
 def test_nobody_is_left_behind_when_the_parent_is_ended(tmp_path: Path) -> None:
     """A time limit from outside ends the parent alone; what it began must not go on beside what is next."""
-    told = tmp_path / "pid"
+    reported = tmp_path / "pid"
     script = f"""
 import os, sys, time
 from pathlib import Path
@@ -185,19 +185,19 @@ sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 sys.path.insert(0, {str(ROOT)!r})
 from processes import in_own_process
 def work():
-    fresh = Path({str(told)!r} + ".new")
+    fresh = Path({str(reported)!r} + ".new")
     fresh.write_text(str(os.getpid()))
-    fresh.rename({str(told)!r})
+    fresh.rename({str(reported)!r})
     time.sleep(60)
 in_own_process(work, 60)
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
     try:
         until = time.monotonic() + 60
-        while not told.exists():
+        while not reported.exists():
             assert time.monotonic() < until and parent.poll() is None
             time.sleep(0.05)
-        child = int(told.read_text())
+        child = int(reported.read_text())
         os.kill(child, 0)  # it is there
     finally:
         parent.kill()

@@ -120,3 +120,36 @@ def test_a_terminal_that_is_gone_is_written_to_no_more_and_nothing_ends(
         display.logged(FULL, 119, 0.5)
         display.doing("pause")
     assert "before" in screen.getvalue() and "after" not in screen.getvalue()
+
+
+class NarrowTerminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_a_terminal_without_the_bars_signs_gets_one_in_ascii(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_terminal(monkeypatch)
+    written = io.BytesIO()
+    # Strict: a sign that the encoding lacks would end the run.
+    monkeypatch.setattr(sys, "stderr", NarrowTerminal(written, encoding=encoding, errors="strict"))
+    monkeypatch.setenv("COLUMNS", "40")  # so narrow that the figures are cut
+    with open_display(FULL) as display:
+        display.logged(FULL, 119, 0.5)
+        sys.stderr.flush()
+        shown = written.getvalue().decode(encoding)
+    assert "step 120/1,000" in shown and "---" in shown
+    assert shown.isascii()
+
+
+def test_the_block_under_the_bar_speaks_the_readers_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONECARD_LANG", "de")
+    terminal = open_terminal(monkeypatch)
+    with open_display(FULL) as display:
+        display.logged(FULL, 119, 0.5)
+        display.evaluated(FULL, 3.1)
+    shown = terminal.getvalue()
+    for text in ("Schritt 120/1.000", "12.345 Tok/s", "Speicher 5,61 GiB", "step 120: train loss 3.1000"):
+        assert text in shown, text

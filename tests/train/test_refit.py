@@ -1,4 +1,4 @@
-"""Failures at the worst moments of a change: while all is parked, while saving, while text is drawn."""
+"""Failures at the worst moments of a change: all in host memory, while saving, while text is generated."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from onecard.plan.lines import GIB
 from onecard.plan.rates import ANY_CARD
 from onecard.plan.search import Question
 from onecard.run.metrics import read_metrics
+from onecard.train import host_copy as host_copy_module
 from onecard.train import journal as journal_module
 from onecard.train import loop as loop_module
-from onecard.train import parking as parking_module
+from onecard.train import pausing as pausing_module
 from onecard.train import refit as refit_module
+from onecard.train import retries as retries_module
 from onecard.train import saving
 from onecard.train import start as start_module
 from onecard.train.first_setting import open_fit
@@ -110,12 +112,12 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(Training, "_step", stopped)
 
 
-def test_what_is_parked_is_saved_when_nothing_can_be_built_any_more(
+def test_what_is_in_host_memory_is_saved_when_nothing_can_be_built_any_more(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
 ) -> None:
     train(config("--out_dir=quiet", "--max_iters=7", "--eval_interval=100", "--lr_decay_iters=40"))
     full_at_step(monkeypatch, 7)
-    failed = fail_from(monkeypatch, parking_module, "new_stepper", range(10**6))
+    failed = fail_from(monkeypatch, host_copy_module, "new_stepper", range(10**6))
     with pytest.raises(UserError, match="out of memory"):
         train(config("--eval_interval=100"))
     assert failed, "the run was between two settings when it ended"
@@ -124,42 +126,42 @@ def test_what_is_parked_is_saved_when_nothing_can_be_built_any_more(
         assert torch.equal(weights()[name], expected), name
 
 
-def test_an_error_of_another_kind_while_parked_is_told_and_the_steps_are_saved(
+def test_an_error_of_another_kind_while_in_host_memory_is_reported_and_the_steps_are_saved(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
 ) -> None:
     full_at_step(monkeypatch, 7)
-    fail_from(monkeypatch, parking_module, "new_stepper", range(10**6), RuntimeError("the driver is gone"))
+    fail_from(monkeypatch, host_copy_module, "new_stepper", range(10**6), RuntimeError("the driver is gone"))
     with pytest.raises(RuntimeError, match="the driver is gone"):
         train(config("--eval_interval=100"))
     assert saved_steps() == [7]
 
 
 @pytest.mark.parametrize("diverged", [False, True])
-def test_a_card_lost_while_all_is_parked_costs_no_step(
+def test_a_card_lost_while_all_is_in_host_memory_costs_no_step(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None, diverged: bool
 ) -> None:
     """The steps in flight cannot be asked for their losses any more, but the weights are in host memory."""
     lost = RuntimeError("CUDA error: unspecified launch failure")
     full_at_step(monkeypatch, 7)
-    plain = parking_module.park
+    plain = host_copy_module.move_to_host
 
-    def park(run: Any) -> Any:
+    def move_to_host(run: Any) -> Any:
         state = plain(run)
         fail_from(monkeypatch, torch, "stack", range(10**6), lost)
         if diverged:
             next(iter(state.weights.values()))[0] = torch.nan
         return state
 
-    monkeypatch.setattr(parking_module, "park", park)
-    fail_from(monkeypatch, parking_module, "new_stepper", range(10**6), lost)
+    monkeypatch.setattr(host_copy_module, "move_to_host", move_to_host)
+    fail_from(monkeypatch, host_copy_module, "new_stepper", range(10**6), lost)
     with pytest.raises(UserError, match="the card stopped working at step 7") as stopped:
         train(config("--eval_interval=100", "--log_interval=100"))
     assert saved_steps() == ([] if diverged else [7])
-    told = "7 steps after it are lost" if diverged else "the checkpoint of step 7 is kept"
-    assert told in stopped.value.why
+    reported = "7 steps after it are lost" if diverged else "the checkpoint of step 7 is kept"
+    assert reported in stopped.value.why
 
 
-@pytest.mark.parametrize("place", ["park", "new_stepper", "restore"])
+@pytest.mark.parametrize("place", ["move_to_host", "new_stepper", "restore"])
 @pytest.mark.parametrize("host", [False, True])
 def test_a_change_that_fails_itself_is_tried_in_another_way(
     workplace: Path,
@@ -172,7 +174,7 @@ def test_a_change_that_fails_itself_is_tried_in_another_way(
     """Also where it is the host that has no room: that is a UserError (optim/offload.py)."""
     train(config("--out_dir=quiet"))
     full_at_step(monkeypatch, 6)
-    owner = Stepper if place == "restore" else parking_module
+    owner = Stepper if place == "restore" else host_copy_module
     error = UserError("masters do not fit into this machine's memory") if host else MemoryError()
     tries = 1 if host else 4  # what the host refuses is not asked of it again
     failed = fail_from(monkeypatch, owner, place, range(tries), error)
@@ -194,8 +196,8 @@ def test_a_sample_that_cannot_be_drawn_costs_a_note(
     assert "out of memory in sampling: no sample text" in "".join(capsys.readouterr())
     assert summary.values["refits"] == 0, "training is not made slower for it"
     assert saved_steps() == saved_steps("quiet") and len(saved_steps()) > 1
-    told = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
-    assert told == [0, 5, 10, 15, 20], "every evaluation once"
+    reported = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
+    assert reported == [0, 5, 10, 15, 20], "every evaluation once"
 
 
 def test_a_checkpoint_that_ran_out_is_written_all_the_same(
@@ -206,8 +208,8 @@ def test_a_checkpoint_that_ran_out_is_written_all_the_same(
     train(config())
     assert len(failed) == 4
     assert saved_steps() == saved_steps("quiet")
-    told = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
-    assert told == [0, 5, 10, 15, 20], "no evaluation is repeated for it"
+    reported = [x["step"] for x in read_metrics(Path("out") / "metrics.jsonl") if "val_loss" in x]
+    assert reported == [0, 5, 10, 15, 20], "no evaluation is repeated for it"
     assert not events("refitted"), "letting go of what training had left behind was enough"
 
 
@@ -217,7 +219,7 @@ def test_a_checkpoint_that_runs_out_again_and_again_is_left_out(
 ) -> None:
     """As on a full disk: training is not made slower for it, and does not end."""
     train(config("--out_dir=quiet"))
-    tries = parking_module._SAVES
+    tries = retries_module._SAVES
     failed = fail_from(monkeypatch, saving, "save_checkpoint", range(tries + 2), error)
     assert train(config()).values["step"] == 20
     assert len(failed) == tries + 2
@@ -249,33 +251,33 @@ def test_ctrl_c_during_a_change_ends_the_run_after_it(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None
 ) -> None:
     full_at_step(monkeypatch, 7)
-    plain = parking_module.park
+    plain = host_copy_module.move_to_host
 
-    def park(*arguments: Any) -> Any:
+    def move_to_host(*arguments: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
         return plain(*arguments)
 
-    monkeypatch.setattr(parking_module, "park", park)
+    monkeypatch.setattr(host_copy_module, "move_to_host", move_to_host)
     summary = train(config("--eval_interval=100"))
     assert summary.interrupted
     assert saved_steps() == [7]
 
 
-def test_another_setting_decides_anew_what_is_recorded(
+def test_another_setting_decides_anew_what_is_captured(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where nothing changes its place and the stepper stays."""
     recorded, settings = [], []
-    plain = Stepper.record
+    plain = Stepper.use_graphs
     monkeypatch.setattr(
-        Stepper, "record", lambda stepper, graphs: (recorded.append(graphs), plain(stepper, False))[1]
+        Stepper, "use_graphs", lambda stepper, graphs: (recorded.append(graphs), plain(stepper, False))[1]
     )
 
     def chosen(asked: RunConfig, setting: Setting, device: str, **known: bool) -> bool:
         settings.append(setting)
         return True
 
-    monkeypatch.setattr(parking_module, "graphs_of", chosen)
+    monkeypatch.setattr(host_copy_module, "graphs_of", chosen)
     fail_from(monkeypatch, Stepper, "run", range(7, 8))
     train(config())
     (changed,) = events("refitted")
@@ -285,13 +287,13 @@ def test_another_setting_decides_anew_what_is_recorded(
 
 
 @pytest.mark.parametrize("failures", [0, 2, 5])
-def test_less_memory_after_a_pause_is_told(
+def test_less_memory_after_a_pause_is_reported(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, to_the_host: None, in_float64: None, failures: int
 ) -> None:
     train(config("--out_dir=quiet"))
     monkeypatch.setattr(loop_module, "PauseRequest", lambda directory: ShortPause())
-    monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.0)
-    failed = fail_from(monkeypatch, parking_module, "new_stepper", range(failures))
+    monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.0)
+    failed = fail_from(monkeypatch, host_copy_module, "new_stepper", range(failures))
     train(config())
     assert len(events("paused")) == len(events("went on")) == 1
     assert [event["where"] for event in events("refitted")] == ["pause"] * (failures > 3), (
@@ -303,7 +305,7 @@ def test_less_memory_after_a_pause_is_told(
 
 
 class ShortPause:
-    """Wished for after a while, and over as soon as it is granted."""
+    """Requested after a while, and over as soon as it is granted."""
 
     def __init__(self) -> None:
         self._asked, self._was = 0, False
@@ -312,7 +314,7 @@ class ShortPause:
         self._asked += 1
         return self._asked > 40 and not self._was
 
-    def wished(self) -> bool:
+    def requested(self) -> bool:
         return self()
 
     def granted(self, left: str) -> None:
@@ -354,7 +356,7 @@ def test_changes_and_resuming_alter_nothing(
     before = json.loads((Path("out") / "config.json").read_text())
     train(asked)
     assert failed == [3, 9]
-    # How a step is carried out is not the run's config.
+    # The setting of a step is not the run's config.
     after = json.loads((Path("out") / "config.json").read_text())
     assert after["values"] == before["values"]
     for name, expected in weights("quiet").items():

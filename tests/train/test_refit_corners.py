@@ -31,8 +31,8 @@ from onecard.run.pause import PauseRequest
 from onecard.run.stored import list_checkpoints
 from onecard.train import engine as engine_module
 from onecard.train import evaluate as evaluate_module
+from onecard.train import host_copy as host_copy_module
 from onecard.train import loop as loop_module
-from onecard.train import parking as parking_module
 from onecard.train import refit as refit_module
 from onecard.train import start as start_module
 from onecard.train.first_setting import open_fit
@@ -83,10 +83,10 @@ def test_where_the_smallest_has_failed_too_the_way_down_is_still_open() -> None:
 
 # --- pausing
 def pause_when(monkeypatch: pytest.MonkeyPatch, wanted: Any) -> None:
-    """A wish to pause that stands as long as `wanted(granted)` says; `granted`: how often it was."""
+    """A request to pause that stands as long as `wanted(granted)` says; `granted`: how often it was."""
     granted: list[int] = []
     plain = PauseRequest.granted
-    for name in ("__call__", "wished"):
+    for name in ("__call__", "requested"):
         monkeypatch.setattr(PauseRequest, name, lambda request: wanted(len(granted)))
     monkeypatch.setattr(
         PauseRequest, "granted", lambda request, *left: (granted.append(1), plain(request, *left))[1]
@@ -138,7 +138,7 @@ def test_a_pause_in_the_last_evaluation_does_not_cost_it(
     assert summary.values["step"] == 20 and not summary.interrupted
 
 
-def test_a_pause_that_is_no_longer_wished_does_not_cost_an_evaluation(
+def test_a_pause_that_is_no_longer_requested_does_not_cost_an_evaluation(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--resume-now came before the loop had looked again."""
@@ -244,17 +244,17 @@ def test_where_speeds_are_not_known_nothing_larger_than_asked_for_is_climbed_to(
 
 
 def full_while_building(monkeypatch: pytest.MonkeyPatch, setting: Setting) -> None:
-    plain = parking_module.unpark
+    plain = host_copy_module.move_to_card
 
-    def unpark(run: Any, state: Any, wanted: Setting) -> None:
+    def move_to_card(run: Any, state: Any, wanted: Setting) -> None:
         if wanted == setting:
             raise torch.OutOfMemoryError(FULL)
         plain(run, state, wanted)
 
-    monkeypatch.setattr(parking_module, "unpark", unpark)
+    monkeypatch.setattr(host_copy_module, "move_to_card", move_to_card)
 
 
-def test_a_climb_that_cannot_be_built_is_not_told_as_one(
+def test_a_climb_that_cannot_be_built_is_not_reported_as_one(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refit_module, "_CLIMB_EVERY", 4)
@@ -288,9 +288,9 @@ def test_a_climb_that_cannot_be_built_is_not_told_as_one(
     assert downs == [2, 4, 8]
     assert summary.values["step"] == 20
     assert not events("gained"), "there is nothing to judge"
-    told = [event for event in events("refitted") if event["where"] == "climb"]
-    assert len(told) == 2 and all(event["after"] == lower.to_json() for event in told)
-    assert all("not enough" in event["text"] and "predicted_gain" not in event for event in told)
+    reported = [event for event in events("refitted") if event["where"] == "climb"]
+    assert len(reported) == 2 and all(event["after"] == lower.to_json() for event in reported)
+    assert all("not enough" in event["text"] and "predicted_gain" not in event for event in reported)
 
 
 @pytest.mark.parametrize("log_interval", [1, 1000])
@@ -320,18 +320,18 @@ def test_a_stage_is_judged_however_rare_log_lines_are(
 
 
 # --- what is recorded
-def test_a_changed_setting_is_recorded_anew(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_setting_is_captured_anew(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same shapes computed in another way are compiled and tuned first: that cannot be recorded. And one
     way may leave room for it where another does not (here that with block)."""
     asked: list[tuple[str, Any]] = []
-    plain = Stepper.record
+    plain = Stepper.use_graphs
 
     def noted(stepper: Stepper, graphs: bool | None) -> None:
         asked.append((stepper.model.recompute, graphs))
         plain(stepper, graphs)
 
-    monkeypatch.setattr(Stepper, "record", noted)
-    monkeypatch.setattr("onecard.train.engine._can_record", lambda device, storage: True)
+    monkeypatch.setattr(Stepper, "use_graphs", noted)
+    monkeypatch.setattr("onecard.train.engine._can_capture", lambda device, storage: True)
     plain_build = start_module.build_stepper
 
     def as_if_compiled(model: Decoder, *arguments: Any) -> Any:
@@ -347,9 +347,9 @@ def test_a_changed_setting_is_recorded_anew(workplace: Path, monkeypatch: pytest
         return fit.setting
 
     monkeypatch.setattr(Fit, "down", down)
-    monkeypatch.setattr(Choice, "has_room_to_record", property(lambda c: c.setting.recompute != "block"))
+    monkeypatch.setattr(Choice, "has_room_to_capture", property(lambda c: c.setting.recompute != "block"))
     monkeypatch.setattr(Stepper, "run", _full_at(Stepper.run, 2, 4, 6))
-    monkeypatch.setattr("onecard.train.step.host_share", lambda compute, inputs: (compute(*inputs), 0.0))
+    monkeypatch.setattr("onecard.train.step.launch_share", lambda compute, inputs: (compute(*inputs), 0.0))
     train(config())
     assert asked[1:] == [("mlp", None), ("block", False), ("none", None)]
 
@@ -391,9 +391,9 @@ def test_a_start_that_runs_out_is_carried_out_in_another_way(
     assert json.loads((Path("out") / "plan.json").read_text())["settings"] == settings_tried[-1].to_json()
 
 
-# --- a wish that comes and goes
+# --- a request that comes and goes
 @pytest.mark.parametrize(("accumulation", "look"), [(1, 1), (2, 1), (2, 2)])
-def test_a_step_called_off_by_a_wish_that_has_gone_is_done_again_from_its_beginning(
+def test_a_step_called_off_by_a_request_that_has_gone_is_done_again_from_its_beginning(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int, look: int
 ) -> None:
     """The sequences it had taken are trained on, once, and in their order."""
@@ -418,7 +418,7 @@ def test_a_step_called_off_by_a_wish_that_has_gone_is_done_again_from_its_beginn
 
     monkeypatch.setattr(loop_module, "open_run", noted)
     monkeypatch.setattr(Stepper, "run", run)
-    monkeypatch.setattr(PauseRequest, "__call__", lambda wish: inside[0] and next(looks) == look - 1)
+    monkeypatch.setattr(PauseRequest, "__call__", lambda request: inside[0] and next(looks) == look - 1)
     summary = train(asked)
     assert summary.values["step"] == 20 and next(looks) > look
     for name, expected in weights("quiet").items():
@@ -475,4 +475,4 @@ def test_values_the_user_set_are_named_when_nothing_smaller_is_left(
     monkeypatch.setattr(Stepper, "run", _full_at(Stepper.run, *range(3, 10**5)))
     with pytest.raises(UserError, match="out of memory") as stopped:
         train(config("--recompute=none", "--offload=none"))
-    assert "without your --recompute=none and --offload=none" in stopped.value.hint
+    assert "without your --recompute=none --offload=none" in stopped.value.hint

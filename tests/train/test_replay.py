@@ -1,4 +1,4 @@
-"""Recording and replaying, with a recorder that a CPU has: the order of events is the same on a card."""
+"""Capture and replaying, with a recorder that a CPU has: the order of events is the same on a card."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from onecard.config.run import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.model.gpt2 import GPT2
-from onecard.optim.held import Storage
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import Rates
-from onecard.plan.bill import training_bill
+from onecard.plan.bill import Facts, training_bill
 from onecard.plan.lines import total
 from onecard.train.engine import graphs_of
-from onecard.train.replay import CudaRecording, Replay
-from onecard.train.step import Stepper
+from onecard.train.replay import CudaCapture, Replay
+from onecard.train.step import StepOptions, Stepper
 
 SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=16, bias=False)
 
@@ -43,7 +43,7 @@ class Recorder:
         self.plays = 0
         Recorder.made.append(self)
 
-    def play(self, inputs: Sequence[Tensor]) -> Tensor:
+    def replay(self, inputs: Sequence[Tensor]) -> Tensor:
         for ours, given in zip(self._inputs, inputs, strict=True):
             ours.copy_(given)
         self.plays += 1
@@ -51,7 +51,7 @@ class Recorder:
 
 
 @pytest.fixture(autouse=True)
-def no_recordings() -> None:
+def no_captures() -> None:
     Recorder.made.clear()
 
 
@@ -65,8 +65,8 @@ def test_the_first_passes_are_plain_and_the_rest_replayed() -> None:
     replay = Replay(twice, Recorder)
     for number in range(6):
         assert replay(torch.tensor(float(number))).item() == 2 * number
-    (recording,) = Recorder.made
-    assert recording.plays == 4
+    (capture,) = Recorder.made
+    assert capture.plays == 4
     assert replay.held_bytes == 100
     replay.release()
     assert replay.held_bytes == 0
@@ -75,7 +75,7 @@ def test_the_first_passes_are_plain_and_the_rest_replayed() -> None:
 
 
 @pytest.mark.parametrize(("share", "recorded"), [(0.9, True), (0.2, False)])
-def test_by_itself_only_what_keeps_the_host_busy_is_recorded(share: float, recorded: bool) -> None:
+def test_by_itself_only_what_is_launch_bound_is_captured(share: float, recorded: bool) -> None:
     measured = []
 
     def measure(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
@@ -108,8 +108,8 @@ def test_another_shape_gets_the_room_while_it_is_plain() -> None:
     assert replay.held_bytes == 200, "in the end both shapes are recorded"
 
 
-def test_nothing_is_recorded_anew_in_every_step() -> None:
-    """A smaller last micro-batch keeps the host busy, the others do not, and want its recording's room."""
+def test_nothing_is_captured_anew_in_every_step() -> None:
+    """A smaller last micro-batch is launch-bound, the others do not, and want its capture's room."""
 
     def measure(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
         return compute(*inputs), 0.9 if len(inputs[0]) == 1 else 0.2
@@ -121,7 +121,7 @@ def test_nothing_is_recorded_anew_in_every_step() -> None:
     assert replay.held_bytes == 0
 
 
-def test_a_recorder_that_fails_is_told_of_and_not_tried_again() -> None:
+def test_a_recorder_that_fails_is_reported_and_not_tried_again() -> None:
     tried = 0
 
     def failing(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
@@ -136,7 +136,7 @@ def test_a_recorder_that_fails_is_told_of_and_not_tried_again() -> None:
 
 
 def test_no_room_to_record_is_no_reason_to_stop() -> None:
-    """The plain passes have fitted; a recording needs a little more."""
+    """The plain passes have fitted; a capture needs a little more."""
 
     def full(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -153,9 +153,12 @@ def test_steps_are_the_same_replayed(storage: Storage, dropout: float) -> None:
 
     def weights(graphs: bool) -> dict[str, Tensor]:
         stepper = Stepper(
-            GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=dropout, grad_clip=1.0,
-            storage=storage, seed=3,
-        )  # fmt: skip
+            GPT2.initialised(SHAPE, 1),
+            device="cpu",
+            dtype="float32",
+            storage=storage,
+            options=StepOptions(dropout=dropout, seed=3),
+        )
         if graphs:
             stepper.replay = Replay(stepper._loss_of, Recorder)
         sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
@@ -169,7 +172,7 @@ def test_steps_are_the_same_replayed(storage: Storage, dropout: float) -> None:
     assert all(torch.equal(plain[n], replayed[n]) for n in plain)
 
 
-def test_a_recording_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is billed, whatever its size: under a cap it could not get it bit by bit. Else it grows."""
     given: dict[int, int] = {}
     capped = [True]
@@ -179,9 +182,12 @@ def test_a_recording_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.Mo
         return Recorder(compute, inputs)
 
     monkeypatch.setattr("onecard.train.step.is_capped", lambda device: capped[0])
-    monkeypatch.setattr("onecard.train.step.CudaRecording", recorder)
+    monkeypatch.setattr("onecard.train.step.CudaCapture", recorder)
     stepper = Stepper(
-        GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.1, grad_clip=1.0, graphs=True
+        GPT2.initialised(SHAPE, 1),
+        device="cpu",
+        dtype="float32",
+        options=StepOptions(dropout=0.1, graphs=True),
     )
     stepper.model.recompute, stepper.model.loss_chunk = "mlp", 32
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
@@ -195,13 +201,13 @@ def test_a_recording_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.Mo
     assert stepper.replay is not None and stepper.replay.held_bytes == 200
     for sequences_at_once, room in rooms.items():
         setting = Setting(sequences_at_once, 32, "mlp", compile=False, cuda_graphs=True)
-        bill = training_bill(SHAPE, setting, "float32", dropout=0.1)
-        kept = bill.steady - total(bill.standing.card) - bill.workspace.bytes
+        bill = training_bill(SHAPE, setting, "float32", facts=Facts(dropout=0.1))
+        kept = bill.steady - total(bill.resident.card) - bill.workspace.bytes
         assert room == kept
 
 
 class AllocatorModel:
-    """What torch does with a recording's memory, as far as it matters who goes first."""
+    """What torch does with a capture's memory, as far as it matters who goes first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.did: list[str] = []
@@ -216,7 +222,7 @@ class AllocatorModel:
 
         @contextmanager
         def capturing(graph: Graph, **named: Any) -> Iterator[None]:
-            model.did.append("recording")
+            model.did.append("capture")
             yield
 
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
@@ -235,8 +241,8 @@ class AllocatorModel:
 
 
 @pytest.mark.parametrize("how", ["released", "forgotten", "fails half-way"])
-def test_workspaces_are_freed_before_a_recording_goes(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They lie amid its memory. Emptying the cache while they do, and the recording is gone, cannot be
+def test_workspaces_are_freed_before_a_capture_goes(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie amid its memory. Emptying the cache while they do, and the capture is gone, cannot be
     recovered from."""
     model, passes = AllocatorModel(monkeypatch), list[int]()
 
@@ -246,7 +252,7 @@ def test_workspaces_are_freed_before_a_recording_goes(how: str, monkeypatch: pyt
             raise torch.OutOfMemoryError("CUDA out of memory")
         return x + 1
 
-    replay: Replay | None = Replay(compute, CudaRecording)
+    replay: Replay | None = Replay(compute, CudaCapture)
     assert replay is not None
     for _ in range(3):
         replay(torch.ones(2))
@@ -259,12 +265,12 @@ def test_workspaces_are_freed_before_a_recording_goes(how: str, monkeypatch: pyt
         replay.release()
     else:
         holder = SimpleNamespace(replay=replay)
-        holder.itself = holder  # as a stepper and what it has its recordings compute
+        holder.itself = holder  # as a stepper and what it has its captures compute
         del holder
         replay = None
         gc.collect()
         torch.cuda.empty_cache()
-    after = model.did[model.did.index("recording") :]
+    after = model.did[model.did.index("capture") :]
     assert after.count("graph gone") == model.did.count("graph")
     gone = max(i for i, did in enumerate(after) if did == "graph gone")
     assert "workspaces freed" in after[:gone]
@@ -273,12 +279,12 @@ def test_workspaces_are_freed_before_a_recording_goes(how: str, monkeypatch: pyt
 
 
 def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, and again after something else has had the card, a recording among that."""
+    """Once, and again after something else has had the card, a capture among that."""
     asked: list[int] = []
     capped = [False]
     monkeypatch.setattr("onecard.train.step.is_capped", lambda device: capped[0])
     monkeypatch.setattr(
-        "onecard.train.step.CudaRecording", lambda compute, inputs, room=0: Recorder(compute, inputs)
+        "onecard.train.step.CudaCapture", lambda compute, inputs, room=0: Recorder(compute, inputs)
     )
     plain = torch.empty
 
@@ -290,7 +296,7 @@ def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pyte
         return plain(*sizes, **named)
 
     monkeypatch.setattr(torch, "empty", empty)
-    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0)
+    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32")
     sequences = Sequences(MemoryTokens(6000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=11, micro_batch=4) as batches:
 
@@ -304,65 +310,61 @@ def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pyte
         assert steps(3) == 1
         stepper.release()
         assert steps(2) == 2, "it ran out, which does no harm and is not tried again and again"
-        stepper.record(True)
+        stepper.use_graphs(True)
         assert steps(1) == 3
         # All that was free was given back when four sequences were recorded; three come plain once more.
         assert steps(4) == 4 and stepper.replay is not None and stepper.replay.held_bytes
-        assert steps(2) == 4, "recordings have room of their own"
+        assert steps(2) == 4, "captures have room of their own"
 
     def room(sequences: int) -> int:
         bill = training_bill(SHAPE, Setting(sequences, stepper.model.loss_chunk, compile=False), "float32")
         slack = bill.reserved - bill.allocated
-        return bill.steady - total(bill.standing.card) - bill.workspace.bytes + slack
+        return bill.steady - total(bill.resident.card) - bill.workspace.bytes + slack
 
     assert asked == [room(4), room(4), room(4), room(3)]
 
 
-def test_a_stepper_tells_of_the_problem_once_and_goes_on() -> None:
+def test_a_stepper_reports_the_problem_once_and_goes_on() -> None:
     def failing(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
         raise RuntimeError("no")
 
-    stepper = Stepper(
-        GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0, seed=3
-    )
+    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", options=StepOptions(seed=3))
     stepper.replay = Replay(stepper._loss_of, failing)
-    assert stepper.news() == []
+    assert stepper.notes() == []
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=12, micro_batch=4) as batches:
         result = stepper.run(batches.next_step().micros, Rates(1e-2))
         assert result is not None
-        (told,) = stepper.news()
-        assert told.endswith("it does not work here: no")
-        assert stepper.news() == []
+        (reported,) = stepper.notes()
+        assert reported.endswith("CUDA graphs: no")
+        assert stepper.notes() == []
         assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
 
 
 @pytest.mark.parametrize(
     ("problem", "again"), [("no", False), ("CUDA out of memory", True), ("CUBLAS_STATUS_ALLOC_FAILED", True)]
 )
-def test_another_setting_is_recorded_from_nothing(problem: str, again: bool) -> None:
+def test_another_setting_is_captured_from_nothing(problem: str, again: bool) -> None:
     """Its kernels are not those of the plain passes so far, though micro-batches look the same."""
 
     def failing(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Recorder:
         raise RuntimeError(problem)
 
-    stepper = Stepper(
-        GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", dropout=0.0, grad_clip=1.0, seed=3
-    )
-    stepper.record(True)
+    stepper = Stepper(GPT2.initialised(SHAPE, 1), device="cpu", dtype="float32", options=StepOptions(seed=3))
+    stepper.use_graphs(True)
     first = stepper.replay
     assert first is not None
-    stepper.record(True)
+    stepper.use_graphs(True)
     assert stepper.replay is not None and stepper.replay is not first
-    stepper.record(False)
+    stepper.use_graphs(False)
     assert stepper.replay is None
     stepper.replay = Replay(stepper._loss_of, failing)
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=12, micro_batch=4) as batches:
         assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
-    assert len(stepper.news()) == 1
-    stepper.record(True)
-    assert (stepper.replay is not None) is again, "what does not work here is told once"
+    assert len(stepper.notes()) == 1
+    stepper.use_graphs(True)
+    assert (stepper.replay is not None) is again, "what does not work here is reported once"
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_full_disk_for_lines_is_no_dead_one(workplace: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("fallback", "told"),
+    ("fallback", "reported"),
     [
         ("out/second", "in the run's own"),
         ("out", "in the run's own"),
@@ -175,13 +175,13 @@ def test_a_full_disk_for_lines_is_no_dead_one(workplace: Path, monkeypatch: pyte
     ],
 )
 def test_a_fallback_that_would_not_help_is_refused_at_the_start(
-    workplace: Path, fallback: str, told: str
+    workplace: Path, fallback: str, reported: str
 ) -> None:
     Path("x").mkdir()
     Path("x/thesis.doc").touch()
     with pytest.raises(UserError) as refused:
         train(config(f"--fallback_dir={fallback}"))
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     assert not Path("out").exists()
 
 
@@ -360,7 +360,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(workplace: Path) 
     assert steps == list(range(20)), "its lines are not there twice"
 
 
-def test_damage_is_told_and_quarantined_and_the_run_ends_the_same(
+def test_damage_is_reported_and_quarantined_and_the_run_ends_the_same(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = undisturbed(monkeypatch)
@@ -369,7 +369,7 @@ def test_damage_is_told_and_quarantined_and_the_run_ends_the_same(
     train(config("--init_from=resume"))
     said = capsys.readouterr().err
     assert "step-00000015 is damaged (manifest.json is missing): step 10 is used" in said
-    assert "kept as out/checkpoints/damaged-step-00000015" in said
+    assert "is quarantined: out/checkpoints/damaged-step-00000015" in said
     assert same(weights(), whole)
 
 
@@ -449,16 +449,16 @@ def test_a_loss_that_jumped_and_stayed_is_no_success(
     scripted(monkeypatch, [4.1, 3.1, 52.7, 52.0, 51.9], [4.1, 3.2, 53.0, 52.0, 52.0])
     assert main(["train", *TINY]) == 1
     out, err = capsys.readouterr()
-    told = "the loss on training text has risen: 3.100 at step 5, "
-    assert f"note: {told}52.700 now" in err
-    assert out.startswith("ended badly at step 20 of 20") and f"{told}51.900 now" in out
+    reported = "the loss on training text has risen: 3.100 at step 5, "
+    assert f"note: {reported}52.700 now" in err
+    assert out.startswith("ended badly at step 20 of 20") and f"{reported}51.900 now" in out
     # Said again by whoever asks again.
     monkeypatch.undo()
     monkeypatch.chdir(workplace)
     assert main(["train", *TINY]) == 1
 
 
-def test_memorising_is_told_and_is_no_failure(
+def test_memorising_is_reported_and_is_no_failure(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted(monkeypatch, [4.1, 3.1, 2.5, 2.0, 1.5], [4.1, 3.2, 3.3, 3.5, 3.9])

@@ -25,12 +25,13 @@ from onecard.plan.rates import rates_of
 from onecard.plan.search import Question
 from onecard.run.metrics import read_metrics
 from onecard.train import engine as engine_module
-from onecard.train import parking as parking_module
+from onecard.train import host_copy as host_copy_module
+from onecard.train import pausing as pausing_module
 from onecard.train import refit as refit_module
 from onecard.train.first_setting import open_fit
 from onecard.train.fit import Fit
 from onecard.train.loop import Training, train
-from onecard.train.memory import is_out_of_memory, is_the_hosts
+from onecard.train.memory import is_of_host_memory, is_out_of_memory
 from onecard.train.refit import Refit
 from onecard.train.saving import Saver
 from onecard.train.step import Stepper, StepResult, read
@@ -100,7 +101,7 @@ def test_where_everything_asks_the_host_there_is_nothing_left() -> None:
     assert fit.refused(1, 3 * GIB) is None
 
 
-def test_a_cpu_is_not_told_to_offload() -> None:
+def test_a_cpu_is_not_reported_to_offload() -> None:
     """There it takes more of the very memory that ran out."""
     given = load_config(
         RunConfig, ["--max_iters=10", "--block_size=256", "--batch_size=8", "--gradient_accumulation_steps=1"]
@@ -112,7 +113,7 @@ def test_a_cpu_is_not_told_to_offload() -> None:
     assert {setting.offload for setting in seen} == {"none"} and len(seen) > 2
 
 
-def test_a_recording_is_tried_by_the_memory_of_now() -> None:
+def test_a_capture_is_tried_by_the_memory_of_now() -> None:
     """What was short at the start is not when others have left, and the reverse."""
     words = [
         "--n_layer=12",
@@ -123,9 +124,9 @@ def test_a_recording_is_tried_by_the_memory_of_now() -> None:
     ]
     fit = fit_of(1.2, *words)
     assert fit.up(1000, 10 * GIB) is not None
-    assert not fit.choice.has_room_to_record and fit.room_to_record(10 * GIB)
-    assert not fit.room_to_record(fit.choice.bill.need + fit.choice.recording_bytes - 1)
-    assert fit.room_to_record(None) is fit.choice.has_room_to_record
+    assert not fit.choice.has_room_to_capture and fit.room_to_capture(10 * GIB)
+    assert not fit.room_to_capture(fit.choice.bill.need + fit.choice.capture_bytes - 1)
+    assert fit.room_to_capture(None) is fit.choice.has_room_to_capture
 
 
 # --- in a run
@@ -134,8 +135,8 @@ def always_down(monkeypatch: pytest.MonkeyPatch, *ways: str, then_none: int = 8)
     following = iter(range(10**6))
 
     def down(fit: Fit, step: int, allocator: float | None = None) -> Setting | None:
-        fit.in_vain += 1
-        if fit.in_vain > then_none:
+        fit.retries += 1
+        if fit.retries > then_none:
             return None
         fit.setting = replace(fit.setting, offload=ways[next(following) % len(ways)])
         return fit.setting
@@ -165,9 +166,9 @@ class Card:
             return 0.0 if self.full else 60 * GIB
 
         monkeypatch.setattr(Stepper, "run", run)
-        for module in (refit_module, parking_module):
+        for module in (refit_module, host_copy_module):
             monkeypatch.setattr(module, "free_for_tensors", free)
-        monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.0)
+        monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.0)
 
 
 def test_masters_are_not_made_of_what_was_rounded_for_a_setting_that_failed(
@@ -227,7 +228,7 @@ def test_the_hosts_own_shortage_amid_a_step_is_tried_again_first(
     assert {event["after"]["offload"] for event in changes} <= {"none"}
 
 
-def test_a_host_without_room_to_park_in_refuses(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_room_refuses(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever words it has for it: what then is chosen leaves everything in its place."""
     card = Card(monkeypatch, at=7, looks=2)
     always_down(monkeypatch, "optimizer")
@@ -243,13 +244,13 @@ def test_a_host_without_room_to_park_in_refuses(workplace: Path, monkeypatch: py
     assert {event["after"]["offload"] for event in events("refitted")} == {"none"}
 
 
-def test_memory_that_is_back_when_all_is_parked_is_taken(
+def test_memory_that_is_back_when_all_is_in_host_memory_is_taken(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing could be built a moment ago; what there is now is enough."""
     card = Card(monkeypatch, at=7, looks=10**6)
     always_down(monkeypatch, "optimizer", then_none=3)
-    plain_wait, plain = Refit.wait, parking_module.new_stepper
+    plain_wait, plain = Refit.wait, host_copy_module.new_stepper
 
     def built(*arguments: Any, **named: Any) -> Stepper:
         if card.full:
@@ -257,29 +258,29 @@ def test_memory_that_is_back_when_all_is_parked_is_taken(
         return plain(*arguments, **named)
 
     def wait(refit: Refit, *arguments: Any) -> bool:
-        assert refit.run.parked is not None
+        assert refit.run.host_copy is not None
         card.full, card.left = False, 0
         return plain_wait(refit, *arguments)
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
     monkeypatch.setattr(Refit, "wait", wait)
     assert train(config()).values["step"] == 20
     assert not events("waits for memory")
 
 
 def test_it_waits_where_the_host_refuses_last(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others have the card, and the host does not let its pages be pinned: all is parked, and may wait."""
+    """Others have the card, and the host does not let its pages be pinned: all waits in host memory."""
     train(config("--out_dir=quiet"))
     Card(monkeypatch, at=7, looks=40)
     always_down(monkeypatch, "optimizer")
-    plain = parking_module.new_stepper
+    plain = host_copy_module.new_stepper
 
     def built(model: Any, config: Any, setting: Setting, *arguments: Any, **named: Any) -> Stepper:
         if setting.offload != "none":
             raise UserError(REFUSED)
         return plain(model, config, setting, *arguments, **named)
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
     assert train(config()).values["step"] == 20
     for name, expected in weights("quiet").items():
         torch.testing.assert_close(weights()[name], expected, atol=1e-5, rtol=1e-4)
@@ -309,7 +310,7 @@ def test_a_tight_setting_that_cannot_be_replaced_waits_too(
     for name in ("_speed", "_speed_from"):
         monkeypatch.setattr(Refit, name, lambda refit, *_: 100.0)
     always_down(monkeypatch, "optimizer", then_none=3)
-    plain, looks = parking_module.new_stepper, iter(range(10**6))
+    plain, looks = host_copy_module.new_stepper, iter(range(10**6))
     free = {"gib": 0.0}
 
     def built(*arguments: Any, **named: Any) -> Stepper:
@@ -321,10 +322,10 @@ def test_a_tight_setting_that_cannot_be_replaced_waits_too(
         free["gib"] = 60.0 if next(looks) > 20 else 0.0
         return free["gib"] * GIB
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
-    for module in (refit_module, parking_module):
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
+    for module in (refit_module, host_copy_module):
         monkeypatch.setattr(module, "free_for_tensors", there)
-    monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.0)
+    monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.0)
     assert train(config("--max_iters=30")).values["step"] == 30
     assert events("waits for memory")
 
@@ -385,8 +386,8 @@ def test_a_run_goes_on_when_there_is_room_for_a_thread_again(
 
     monkeypatch.setattr(_thread, "start_new_thread", sometimes)
     assert train(config()).values["step"] == 20
-    told = [x["step"] for x in read_metrics(workplace / "out/metrics.jsonl") if "loss" in x]
-    assert told == [*range(20)] and next(calls) > 2
+    reported = [x["step"] for x in read_metrics(workplace / "out/metrics.jsonl") if "loss" in x]
+    assert reported == [*range(20)] and next(calls) > 2
 
 
 # --- losses on their way to the log
@@ -446,8 +447,8 @@ def test_a_system_without_memory_for_a_process_is_out_of_memory() -> None:
         "could not create a primitive",
         "unable to mmap: Cannot allocate memory",
     ):
-        assert is_out_of_memory(RuntimeError(words)) and is_the_hosts(RuntimeError(words))
-    assert not is_the_hosts(torch.OutOfMemoryError(FULL)) and not is_the_hosts(
+        assert is_out_of_memory(RuntimeError(words)) and is_of_host_memory(RuntimeError(words))
+    assert not is_of_host_memory(torch.OutOfMemoryError(FULL)) and not is_of_host_memory(
         RuntimeError("CUDA error: out of memory")
     )
 
@@ -475,7 +476,7 @@ def test_an_evaluation_alone_takes_smaller_bites(
     monkeypatch.setattr(evaluate_module, "evaluate", hungry)
     found = train(config("--max_iters=5", "--eval_only", "--init_from=resume")).values["val_loss"]
     assert found == pytest.approx(expected, rel=1e-6)
-    assert "out of memory: 1 sequences at a time" in "".join(capsys.readouterr())
+    assert "out of memory: 1 sequence at a time" in "".join(capsys.readouterr())
     with pytest.raises(UserError, match="out of memory"):
         train(config("--max_iters=5", "--eval_only", "--init_from=resume", "--auto_fit=False"))
 
@@ -485,8 +486,8 @@ def test_a_start_beside_a_full_card_names_who_fills_it(monkeypatch: pytest.Monke
     """It is not the model that is too large."""
     total = 12 * GIB
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (GIB // 2, total))
-    told = ["another program computes on this card: python (pid 7) holds 10.90 GiB"]
-    monkeypatch.setattr(engine_module, "told_about", lambda look: told)
+    reported = ["another program computes on this card: python (pid 7) holds 10.90 GiB"]
+    monkeypatch.setattr(engine_module, "process_notes", lambda look: reported)
     monkeypatch.setattr(engine_module, "look_at", lambda device: None)
     small = ["--max_iters=10", "--block_size=1024", "--batch_size=16", "--gradient_accumulation_steps=4"]
 
@@ -496,11 +497,11 @@ def test_a_start_beside_a_full_card_names_who_fills_it(monkeypatch: pytest.Monke
         question = Question(given, given.shape(50304), "bfloat16", rates, GIB // 2, None, (8, 9))
         with pytest.raises(UserError) as error:
             open_fit(question, on_card=True)
-        return engine_module._beside_others(error.value, question, "cuda")
+        return engine_module._others_hold_too_much(error.value, question, "cuda")
 
     alone = refused()
-    assert alone.what == "others hold too much of the card: 0.50 GiB of it are left"
-    assert told[0] in alone.hint and "with the card to itself it runs with" in alone.why
-    assert "others hold" in refused("--auto_fit=False").what
+    assert alone.what == "other processes hold too much of the card: 0.50 GiB of it are left"
+    assert reported[0] in alone.hint and "with the card to itself it runs with" in alone.why
+    assert "other processes hold" in refused("--auto_fit=False").what
     assert "others" not in refused("--vram_limit=1").what, "nobody else's doing"
     assert "others" not in refused("--n_layer=48", "--n_embd=6400", "--n_head=50").what

@@ -134,7 +134,7 @@ def test_asked_in_an_evaluation_it_is_saved_after_it_and_once(
     assert "\nstep 10 is saved already, asked by SIGUSR1\n" in said
 
 
-def test_a_save_on_a_full_disk_is_told_and_forgiven(
+def test_a_save_on_a_full_disk_is_reported_and_forgiven(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = saving.save_checkpoint
@@ -156,12 +156,12 @@ def test_asked_for_while_paused_it_is_answered(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The pause has saved its step; where it could not, the save comes when the run goes on."""
-    wish, fails = RunDirectory("out").path / "pause", [True, False]
+    request, fails = RunDirectory("out").path / "pause", [True, False]
     real_rest, real_save = refit_module.rest_until_taken_back, saving.save_checkpoint
 
     def rest(*args: Any) -> bool:
         send("SIGUSR1")
-        wish.unlink()
+        request.unlink()
         return real_rest(*args)
 
     def save(*args: Any) -> Path:
@@ -172,7 +172,7 @@ def test_asked_for_while_paused_it_is_answered(
     monkeypatch.setattr(refit_module, "rest_until_taken_back", rest)
     monkeypatch.setattr(saving, "save_checkpoint", save)
     monkeypatch.setattr("onecard.run.pause._LOOK_EVERY", 0.0)
-    at_micro_batch(monkeypatch, wish.touch, 6, 15)
+    at_micro_batch(monkeypatch, request.touch, 6, 15)
     train(config())
     said = capsys.readouterr().err
     first, second = events("paused")

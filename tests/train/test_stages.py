@@ -31,17 +31,21 @@ from onecard.plan.update import update_moments
 from onecard.run.stored import list_checkpoints
 from onecard.train import engine as engine_module
 from onecard.train import journal as journal_module
-from onecard.train import parking as parking_module
-from onecard.train import probe as probe_module
+from onecard.train import probes as probes_module
 from onecard.train import refit as refit_module
+from onecard.train import retries as retries_module
 from onecard.train import start as start_module
-from onecard.train.first_setting import open_fit, plan_of, process_bytes, told_at_start
+from onecard.train.first_setting import open_fit, plan_of, process_bytes, setting_notes
 from onecard.train.fit import MOST_MICRO_BATCHES, Fit
+from onecard.train.journal import Journal
 from onecard.train.loop import train
-from onecard.train.neighbours import Look
+from onecard.train.other_processes import Look
+from onecard.train.pace import duration
 from onecard.train.refit import _OF_TRAINING, Refit
+from onecard.train.saving import prepare_folder
+from onecard.train.speed_watch import Verdict
+from onecard.train.start import open_run
 from onecard.train.step import Stepper
-from onecard.train.watch import Verdict
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 
@@ -66,8 +70,8 @@ def test_a_micro_batch_too_small_for_the_card_is_made_larger() -> None:
     assert given.fits, "nothing forces it"
     assert fit.setting.micro_batch > 1 and 64 % fit.setting.micro_batch == 0, "the same step"
     assert fit.choice.tokens_per_s > 1.03 * given.tokens_per_s
-    (told,) = told_at_start(fit)
-    assert "faster by prediction" in told and f"--batch_size={fit.setting.micro_batch}" in told
+    (reported,) = setting_notes(fit)
+    assert "faster by prediction" in reported and f"--batch_size={fit.setting.micro_batch}" in reported
 
 
 def test_on_a_card_that_is_not_known_nothing_is_changed_for_speed() -> None:
@@ -81,7 +85,7 @@ def test_what_is_hardly_faster_is_left_alone() -> None:
     assert (
         asked.answer(dataclasses.replace(fit.setting, micro_batch=64)).tokens_per_s > fit.choice.tokens_per_s
     )
-    assert fit.as_given and told_at_start(fit) == []
+    assert fit.as_given and setting_notes(fit) == []
 
 
 def test_the_plan_of_a_run_has_the_names_of_the_plan_command() -> None:
@@ -91,7 +95,7 @@ def test_the_plan_of_a_run_has_the_names_of_the_plan_command() -> None:
     assert plan["speed"]["tokens_per_s"] == round(fit.choice.tokens_per_s, 1)
     assert plan["model"]["flops_per_token"] == fit.question.shape.flops_per_token
     step = plan["model"]["tokens_per_step"] / plan["speed"]["tokens_per_s"]
-    assert plan["time"]["seconds"] == pytest.approx(10 * step, abs=0.051)  # told in tenths
+    assert plan["time"]["seconds"] == pytest.approx(10 * step, abs=0.051)  # reported in tenths
     apart = plan_of(fit, on_card=False)
     assert apart["memory"] is apart["speed"] is apart["time"] is None
 
@@ -102,12 +106,12 @@ def test_a_run_on_a_cpu_has_a_plan_too(workplace: Path) -> None:
     assert plan["schema"] == 1 and plan["settings"]["micro_batch"] == 4 and plan["as_given"] is True
 
 
-def test_without_auto_fit_the_nearest_settings_that_fit_are_told() -> None:
+def test_without_auto_fit_the_nearest_settings_that_fit_are_reported() -> None:
     with pytest.raises(UserError, match="auto_fit is off") as stopped:
         open_fit(question("--auto_fit=False", "--batch_size=32", cap_gib=4.0), on_card=True)
-    told = [line for line in stopped.value.hint.splitlines() if line.startswith("fits: ")]
-    assert len(told) == 3
-    for line in told:
+    reported = [line for line in stopped.value.hint.splitlines() if line.startswith("fits: ")]
+    assert len(reported) == 3
+    for line in reported:
         flags = [word for word in line.split() if word.startswith("--")]
         again = question("--auto_fit=False", "--batch_size=32", *flags, cap_gib=4.0)
         assert again.answer(setting_of(again.config, again.shape)).fits, line
@@ -248,8 +252,10 @@ class PretendCard:
         self.rates = rates_of(find_card("RTX 4070"), "bfloat16")
 
         def opened(asked: Question, *, on_card: bool) -> Fit:
-            told = replace(asked, allowed=process_bytes(start_gib * GIB), host_allowed=None, rates=self.rates)
-            return open_fit(told, on_card=True)
+            reported = replace(
+                asked, allowed=process_bytes(start_gib * GIB), host_allowed=None, rates=self.rates
+            )
+            return open_fit(reported, on_card=True)
 
         monkeypatch.setattr(engine_module, "open_fit", opened)
         monkeypatch.setattr(refit_module, "free_for_tensors", lambda run: then_gib * GIB)
@@ -258,7 +264,7 @@ class PretendCard:
 
 
 def squeezed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The config as it stands needs a little more than there is at first; later there is plenty."""
+    """The config as given needs a little more than there is at first; later there is plenty."""
     asked = config()
     probe = Question(asked, asked.shape(61), "float64", ANY_CARD, 2**62, None, None)
     need = probe.answer(setting_of(asked, probe.shape)).bill.need
@@ -306,9 +312,9 @@ def test_what_comes_late_is_tried_first(workplace: Path, monkeypatch: pytest.Mon
     words = [*text_data(), "--dataset=text", "--sample_tokens=8"]
     order: list[str] = []
     for name in ("_evaluation", "_sampling", "_checkpoint"):
-        plain = getattr(probe_module, name)
+        plain = getattr(probes_module, name)
         monkeypatch.setattr(
-            probe_module, name, lambda run, name=name, plain=plain: (order.append(name), plain(run))
+            probes_module, name, lambda run, name=name, plain=plain: (order.append(name), plain(run))
         )
     plain_run = Stepper.run
     monkeypatch.setattr(
@@ -336,7 +342,7 @@ def test_a_checkpoint_that_cannot_be_made_is_no_surprise_after_an_hour(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that is short for a moment is waited for; one that stays so ends the run before it begins."""
-    plain, calls, done = probe_module._checkpoint, iter(range(100)), []
+    plain, calls, done = probes_module._checkpoint, iter(range(100)), []
 
     def full(run: Any) -> None:
         if next(calls) < 2:
@@ -344,16 +350,16 @@ def test_a_checkpoint_that_cannot_be_made_is_no_surprise_after_an_hour(
         done.append(run.position.step)
         plain(run)
 
-    monkeypatch.setattr(probe_module, "_checkpoint", full)
+    monkeypatch.setattr(probes_module, "_checkpoint", full)
     summary = train(config())
     assert done == [0]
     assert not events("refitted"), "no setting gives the host's memory back"
     assert summary.values["step"] == 24
     fail = MemoryError()
-    monkeypatch.setattr(probe_module, "_checkpoint", lambda run: (_ for _ in ()).throw(fail))
+    monkeypatch.setattr(probes_module, "_checkpoint", lambda run: (_ for _ in ()).throw(fail))
     with pytest.raises(UserError, match="checkpoint of step 0 could not be written: out of memory") as ended:
         train(config("--out_dir=other"))
-    assert "the host's memory" in ended.value.hint and ended.value.why == "MemoryError"
+    assert "host memory" in ended.value.hint and ended.value.why == "MemoryError"
 
 
 @pytest.mark.parametrize("failures", [1, 10**6])
@@ -408,23 +414,23 @@ def test_a_card_lost_before_anything_was_saved(workplace: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("reason", ["spilling", "shared"])
-def test_a_driver_that_spills_is_a_shortage_and_a_neighbour_is_only_told(
+def test_a_driver_that_spills_is_a_shortage_and_another_process_is_only_reported(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     answers = iter([Verdict(reason, "a step takes 9 s instead of 1 s: ...", 1.0, 9.0, 2**20)])
     monkeypatch.setattr(refit_module.Refit, "_on_card", property(lambda refit: True))
-    monkeypatch.setattr(parking_module, "_WAIT", 0.0)
+    monkeypatch.setattr(retries_module, "_WAIT", 0.0)
     monkeypatch.setattr(refit_module.SpeedWatch, "step_took", lambda watch, seconds, steps=1: steps > 0)
     monkeypatch.setattr(refit_module.SpeedWatch, "verdict", lambda watch, look: next(answers, None))
     summary = train(config())
-    (told,) = events("speed changed")
-    assert told["reason"] == reason and told["now_seconds"] == 9.0
+    (reported,) = events("speed changed")
+    assert reported["reason"] == reason and reported["now_seconds"] == 9.0
     changed = [event for event in events("refitted") if event["where"] == "training"]
     assert len(changed) == (reason == "spilling")
     assert summary.values["step"] == 24
 
 
-def test_neighbours_are_told_at_the_start(
+def test_other_processes_are_reported_at_the_start(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(refit_module, "look_at", lambda device: Look(unnamed_bytes=3 * GIB))
@@ -481,3 +487,27 @@ def test_at_the_bottom_it_is_the_smallest_there_is(
         seen.add(then)
     assert fit.choice.bill.need == fit.least_need
     assert len({setting.micro_batch for setting in seen}) <= MOST_MICRO_BATCHES
+
+
+# --- the first ETA ----------------------------------------------------------------------------------
+def test_what_a_step_is_predicted_to_take_is_what_the_runs_plan_says() -> None:
+    fit = open_fit(question(), on_card=True)
+    seconds, plan = fit.predicted_seconds, plan_of(fit, on_card=True)
+    assert seconds is not None and plan["speed"]["step_s"] == pytest.approx(seconds, abs=1e-4)
+    assert open_fit(question(rates=ANY_CARD), on_card=True).predicted_seconds is None
+    assert open_fit(question(), on_card=False).predicted_seconds is None
+
+
+def test_a_run_on_a_card_begins_with_the_predicted_eta(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = open_run(config("--max_iters=6000"))
+    run.fit, run.device = open_fit(question(), on_card=True), "cuda:0"
+    monkeypatch.setattr(journal_module, "peak_flops", lambda device, dtype: None)
+    with run.directory.claimed(fresh=False):
+        prepare_folder(run)
+        with Journal(run) as journal:
+            journal.opened()
+    seconds = run.fit.predicted_seconds
+    assert seconds is not None and journal.status.seconds_left == pytest.approx(6000 * seconds)
+    assert f"time: {duration(6000 * seconds)} expected for 6,000 steps, at " in capsys.readouterr().err

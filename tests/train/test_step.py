@@ -16,7 +16,7 @@ from onecard.model.gpt2 import GPT2
 from onecard.optim.rules import Rates, adamw_for_all
 from onecard.optim.schedule import learning_rate
 from onecard.run.load import load_weights
-from onecard.train.step import LossScale, Stepper
+from onecard.train.step import LossScale, StepOptions, Stepper
 
 SHAPE = GPT2Shape(n_layer=2, n_head=2, n_embd=32, vocab_size=61, block_size=16, bias=True)
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "hundred_steps.safetensors"
@@ -24,7 +24,9 @@ FIXTURE = Path(__file__).parent.parent / "fixtures" / "nanogpt" / "hundred_steps
 
 def make_stepper(dropout: float = 0.0, grad_clip: float = 1.0, dtype: str = "float64") -> Stepper:
     model = GPT2.initialised(SHAPE, 3)
-    return Stepper(model, device="cpu", dtype=dtype, dropout=dropout, grad_clip=grad_clip)
+    return Stepper(
+        model, device="cpu", dtype=dtype, options=StepOptions(dropout=dropout, grad_clip=grad_clip)
+    )
 
 
 def gradients_of_one_step(micro_batch: int, dropout: float) -> tuple[float, dict[str, torch.Tensor]]:
@@ -34,7 +36,7 @@ def gradients_of_one_step(micro_batch: int, dropout: float) -> tuple[float, dict
     with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=micro_batch) as batches:
         for micro in batches.next_step().micros:
             loss += stepper.backward(micro, 16 * SHAPE.block_size).item()
-    return loss, {n: total.clone() for n, total in stepper.optimizer.totals.items()}
+    return loss, {n: total.clone() for n, total in stepper.optimizer.accumulators.items()}
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -74,7 +76,7 @@ def test_a_step_that_is_stopped_midway_has_not_happened() -> None:
         assert stepper.run(batches.next_step().micros, Rates(1e-3), stop=stop) is None
     assert asked == 3
     assert all(torch.equal(p, before[n]) for n, p in stepper.model.named_parameters())
-    assert not any(total.any() for total in stepper.optimizer.totals.values())
+    assert not any(total.any() for total in stepper.optimizer.accumulators.values())
     assert stepper.optimizer.steps == 0
 
 
@@ -105,7 +107,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_fp32_weights_and_gradients() ->
     for name, parameter in stepper.model.named_parameters():
         assert parameter.dtype == (torch.bfloat16 if parameter.dim() == 2 else torch.float32)
         assert stepper.optimizer.export_weights()[name].dtype == torch.float32
-        total = stepper.optimizer.totals[name]
+        total = stepper.optimizer.accumulators[name]
         assert total.dtype == torch.float32
         error = (total.double() - gradients[name]).norm() / gradients[name].norm()
         assert error.item() < 0.05, name
@@ -122,9 +124,12 @@ def test_a_hundred_steps_give_nanogpts_own_losses() -> None:
         model, {k.removeprefix("weights."): v for k, v in recorded.items() if k.startswith("weights.")}
     )
     stepper = Stepper(
-        model, device="cpu", dtype="float32", dropout=0.0, grad_clip=config.grad_clip,
+        model,
+        device="cpu",
+        dtype="float32",
         rules=adamw_for_all((config.beta1, config.beta2), config.weight_decay),
-    )  # fmt: skip
+        options=StepOptions(grad_clip=config.grad_clip),
+    )
     x, y = recorded["x"].long(), recorded["y"].long()
     accumulation = config.gradient_accumulation_steps
     ids = torch.zeros(config.batch_size, dtype=torch.int64)
@@ -163,7 +168,7 @@ def test_a_gradient_that_overflows_is_left_out_and_the_next_one_is_right() -> No
     with Prefetcher(sequences, sequences.start(), step_sequences=8, micro_batch=4) as batches:
         micros = list(batches.next_step().micros)
     before = {n: t.clone() for n, t in scaled.optimizer.export_weights().items()}
-    next(iter(scaled.optimizer.totals.values())).fill_(float("inf"))
+    next(iter(scaled.optimizer.accumulators.values())).fill_(float("inf"))
     scaled.update(Rates(1e-3))
     assert all(torch.equal(t, before[n]) for n, t in scaled.optimizer.export_weights().items())
     assert scaled.optimizer.steps == 0

@@ -26,7 +26,7 @@ from onecard.run.metrics import read_metrics
 from onecard.run.stored import list_checkpoints
 from onecard.train.loop import train
 from onecard.train.memory import use_expandable_segments
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,7 +57,9 @@ def losses_of(
     if compiled:
         model.compile_parts()
     model.attention_kernel, _ = fastest_kernel(6, 4, 64, 32, torch_dtype(dtype), device)
-    stepper = Stepper(model, device=device, dtype=dtype, dropout=dropout, grad_clip=1.0, compiled=compiled)
+    stepper = Stepper(
+        model, device=device, dtype=dtype, options=StepOptions(dropout=dropout, compiled=compiled)
+    )
     sequences = Sequences(MemoryTokens(20_000), SHAPE.block_size, seed=7)
     losses = []
     with Prefetcher(
@@ -160,9 +162,11 @@ def test_replayed_micro_batches_are_the_launched_ones(
         if compiled:
             model.compile_parts()
         stepper = Stepper(
-            model, device="cuda", dtype="float32", dropout=dropout, grad_clip=1.0, compiled=compiled,
-            graphs=graphs,
-        )  # fmt: skip
+            model,
+            device="cuda",
+            dtype="float32",
+            options=StepOptions(dropout=dropout, compiled=compiled, graphs=graphs),
+        )
         sequences = Sequences(MemoryTokens(20_000), SHAPE.block_size, seed=7)
         found = []
         with Prefetcher(
@@ -189,7 +193,7 @@ def recorded_stepper(room_mib: int) -> tuple[Stepper, Prefetcher]:
     """Steps of a small model under a cap that leaves so much beside what its plain passes take."""
     shape = GPT2Shape(n_layer=4, n_head=4, n_embd=256, vocab_size=8192, block_size=256, bias=False)
     stepper = Stepper(
-        GPT2.initialised(shape, 3), device="cuda", dtype="bfloat16", dropout=0.0, grad_clip=1.0, graphs=True
+        GPT2.initialised(shape, 3), device="cuda", dtype="bfloat16", options=StepOptions(graphs=True)
     )
     sequences = Sequences(MemoryTokens(20_000), shape.block_size, seed=7)
     batches = Prefetcher(sequences, sequences.start(), step_sequences=8, micro_batch=8, device="cuda")
@@ -204,7 +208,7 @@ def recorded_stepper(room_mib: int) -> tuple[Stepper, Prefetcher]:
 
 
 @pytest.mark.parametrize("room_mib", [*range(160, 640, 32), 2048])
-def test_a_recording_that_runs_out_anywhere_goes_on_without(room_mib: int) -> None:
+def test_a_capture_that_runs_out_anywhere_goes_on_without(room_mib: int) -> None:
     """Before its piece, in the middle of it, or not at all; and memory can be given back afterwards."""
     try:
         stepper, batches = recorded_stepper(room_mib)
@@ -226,7 +230,7 @@ def test_a_recording_that_runs_out_anywhere_goes_on_without(room_mib: int) -> No
         torch.cuda.empty_cache()
 
 
-def test_a_recording_may_be_dropped_without_a_word() -> None:
+def test_a_capture_may_be_dropped_without_a_word() -> None:
     """By an error, by another setting: its memory, with matmul workspaces amid it, is taken back."""
     try:
         stepper, batches = recorded_stepper(2048)
@@ -240,7 +244,7 @@ def test_a_recording_may_be_dropped_without_a_word() -> None:
                 stepper.replay = None
                 gc.collect()
                 torch.cuda.empty_cache()
-                stepper.record(True)
+                stepper.use_graphs(True)
                 assert torch.cuda.memory_allocated() < standing + (16 << 20), "workspaces are 128"
                 # Some pages of 20 MiB are used in part.
                 assert torch.cuda.memory_reserved() < torch.cuda.memory_allocated() + (128 << 20)
@@ -264,8 +268,8 @@ def test_matmul_workspaces_are_taken_at_once() -> None:
 
 
 def test_how_busy_the_host_is() -> None:
-    """A hundred tiny kernels keep the host busy, a few large ones the card."""
-    from onecard.train.replay import host_share
+    """A hundred tiny kernels are launch-bound, a few large ones are not."""
+    from onecard.train.replay import launch_share
 
     def many(x: torch.Tensor) -> torch.Tensor:
         for _ in range(300):
@@ -280,12 +284,12 @@ def test_how_busy_the_host_is() -> None:
     small, big = torch.ones(4, device="cuda"), torch.zeros(8192, 8192, device="cuda")
     for compute, inputs in ((many, small), (large, big)):
         compute(inputs)
-    result, busy = host_share(many, [small])
+    result, busy = launch_share(many, [small])
     assert result[0].item() == 301 and busy > 0.5
-    assert host_share(large, [big])[1] < 0.2
+    assert launch_share(large, [big])[1] < 0.2
 
 
-def test_a_recording_that_fails_leaves_the_card_usable() -> None:
+def test_a_capture_that_fails_leaves_the_card_usable() -> None:
     from onecard.train.replay import Replay
 
     def reads(x: torch.Tensor) -> torch.Tensor:
@@ -303,8 +307,8 @@ def test_a_recording_that_fails_leaves_the_card_usable() -> None:
     assert losses_of("cuda", "float32", steps=2)[-1] > 0
 
 
-def test_a_dropped_recording_gives_all_its_memory_back() -> None:
-    """Also what cuBLAS took to work in: a recording made again later must fit where the first one did."""
+def test_a_dropped_capture_gives_all_its_memory_back() -> None:
+    """Also what cuBLAS took to work in: a capture made again later must fit where the first one did."""
     from onecard.train.replay import Replay
 
     weights = [torch.randn(2048, 2048, device="cuda", requires_grad=True) for _ in range(4)]
@@ -334,7 +338,7 @@ def test_a_dropped_recording_gives_all_its_memory_back() -> None:
     try:
         for round_ in range(3):
             if round_ == 1:
-                # Everything there was with the first recording, matmul workspaces of plain passes too, and
+                # Everything there was with the first capture, matmul workspaces of plain passes too, and
                 # hardly more.
                 total = torch.cuda.mem_get_info()[1]
                 torch.cuda.set_per_process_memory_fraction((most + 2**22) / total)

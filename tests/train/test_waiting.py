@@ -19,7 +19,8 @@ from onecard.errors import UserError
 from onecard.plan.lines import GIB
 from onecard.run.metrics import read_metrics
 from onecard.run.stored import list_checkpoints
-from onecard.train import parking as parking_module
+from onecard.train import host_copy as host_copy_module
+from onecard.train import pausing as pausing_module
 from onecard.train import refit as refit_module
 from onecard.train.loop import train
 from onecard.train.step import Stepper
@@ -27,7 +28,7 @@ from onecard.train.step import Stepper
 pytestmark = pytest.mark.usefixtures("little_garbage")
 
 
-class Neighbour:
+class OtherProcess:
     """Takes all there is at a step, and gives it back after so many looks at what is free."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at: int, looks: int, leaves: float = 0.0) -> None:
@@ -43,14 +44,14 @@ class Neighbour:
         def free(run: Any) -> float:
             if not self.has_it:
                 return 60.0 * GIB
-            if run.parked is not None:
+            if run.host_copy is not None:
                 self.left -= 1
             return self.leaves * GIB
 
         monkeypatch.setattr(Stepper, "backward", backward)
-        for module in (refit_module, parking_module):
+        for module in (refit_module, host_copy_module):
             monkeypatch.setattr(module, "free_for_tensors", free)
-        monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.0)
+        monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.0)
 
     @property
     def has_it(self) -> bool:
@@ -66,7 +67,7 @@ def undisturbed(workplace: Path) -> Iterator[dict[str, torch.Tensor]]:
 def test_it_goes_on_when_they_give_it_back(
     undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Neighbour(monkeypatch, at=7, looks=6)
+    OtherProcess(monkeypatch, at=7, looks=6)
     summary = train(config("--optimizer=muon"))
     assert summary.values["step"] == 20
     (waited,), (went_on,) = events("waits for memory"), events("went on")
@@ -78,9 +79,9 @@ def test_it_goes_on_when_they_give_it_back(
 
 
 def test_a_kill_while_it_waits_loses_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    neighbour = Neighbour(monkeypatch, at=7, looks=1000)
+    other = OtherProcess(monkeypatch, at=7, looks=1000)
     seen: list[int] = []
-    plain = parking_module.take_card
+    plain = pausing_module.take_card
 
     def take(run: Any, *arguments: Any, **named: Any) -> Any:
         seen.append(list_checkpoints(Path("out/checkpoints"))[-1].step)
@@ -88,11 +89,11 @@ def test_a_kill_while_it_waits_loses_nothing(workplace: Path, monkeypatch: pytes
             os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
         return plain(run, *arguments, **named)
 
-    monkeypatch.setattr(parking_module, "take_card", take)
+    monkeypatch.setattr(pausing_module, "take_card", take)
     summary = train(config())
     assert seen[0] == 7, "saved before it waits"
     assert summary.values["step"] == 7
-    neighbour.left = 0
+    other.left = 0
     assert train(config()).values["step"] == 20
 
 
@@ -100,7 +101,7 @@ def test_where_the_memory_should_do_nobody_is_waited_for(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not others who have it: waiting would be for ever."""
-    Neighbour(monkeypatch, at=7, looks=10**9, leaves=60.0)
+    OtherProcess(monkeypatch, at=7, looks=10**9, leaves=60.0)
     with pytest.raises(UserError, match="out of memory") as ended:
         train(config())
     assert "--batch_size=1 --gradient_accumulation_steps=8" in ended.value.why, "the same step, as flags"
@@ -112,16 +113,16 @@ def test_where_the_memory_should_do_nobody_is_waited_for(
 def test_also_amid_a_change_of_setting(
     undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing can be put in place, and all is parked: that is no end either."""
-    neighbour = Neighbour(monkeypatch, at=7, looks=40)
-    plain = parking_module.new_stepper
+    """Nothing can be put in place, and all is in host memory: that is no end either."""
+    other = OtherProcess(monkeypatch, at=7, looks=40)
+    plain = host_copy_module.new_stepper
 
     def built(*arguments: Any, **named: Any) -> Any:
-        if neighbour.has_it:
+        if other.has_it:
             raise torch.OutOfMemoryError(FULL)
         return plain(*arguments, **named)
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
     assert train(config("--optimizer=muon")).values["step"] == 20
     for name, tensor in weights().items():
         torch.testing.assert_close(tensor, undisturbed[name], atol=1e-5, rtol=1e-4)

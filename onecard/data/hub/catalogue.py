@@ -44,7 +44,7 @@ class NamedDataset:
     text_column: str = "text"
     dump: str | None = None
     edu: bool = False
-    # Estimates, for telling sizes and times in advance; nothing is computed from them.
+    # Estimates, for sizes and times in advance; nothing is computed from them.
     parquet_bytes_per_token: float = 0.0
     text_bytes_per_parquet_byte: float = 0.0
     # ---- one text

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from onecard import terminal
 from onecard.arch.shapes import GPT2Shape
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.language import _, number
-from onecard.plan.amounts import duration
+from onecard.plan.amounts import duration, gib
 from onecard.plan.answer import cost_of_choice, question_of
 from onecard.plan.bill import CONTEXT
-from onecard.plan.cost import Cost, cost_of
+from onecard.plan.cost import Cost, Training, cost_of
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.options import Options
@@ -24,10 +24,14 @@ from onecard.plan.others.nanogpt_speed import (
     CHECKPOINT_PASSES,
     nanogpt_step_time,
 )
-from onecard.plan.search import chosen
+from onecard.plan.search import Question, chosen
+from onecard.plan.show import DESKTOP, NOTABLE, expected, host_remark, model_name, vocabulary_remark
 from onecard.plan.speed import StepTime
-from onecard.plan.tables import Row, print_parts, print_rows, terms_together
-from onecard.plan.verdict import DESKTOP, host_remark, vocabulary_remark
+from onecard.plan.tables import pace
+from onecard.terminal import Row, print_parts, print_rows, show_json, terms_together
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Priced:
     bill: NanoGPTBill
     confined: Confined  # in what the card leaves to PyTorch
     step: StepTime | None
+    cost: Cost | None  # by the formula of our own runs, so that both times can be compared
 
     @property
     def need(self) -> int:
@@ -49,23 +54,13 @@ class Priced:
         return self.confined.ran_out is None
 
 
-def _cost(config: RunConfig, shape: GPT2Shape, target: Target, row: Priced) -> Cost | None:
-    """By the formula of our own runs, so that both times can stand beside each other."""
-    if row.step is None:
-        return None
-    return cost_of(
-        config, row.step, target.card, CHECKPOINT_BYTES_PER_PARAMETER * shape.parameters,
-        compiled=row.compiled, checkpoint_passes=CHECKPOINT_PASSES,
-    )  # fmt: skip
-
-
 def _verdict(asked: Priced, other: Priced, target: Target) -> list[str]:
     """Why it dies, or when it would."""
     there, need = target.allowed / GIB, asked.need / GIB
     texts: list[str] = []
     if not asked.fits:
-        texts += [_("It runs out of memory: {need:.2f} GiB are needed, {there:.2f} are there.").format(
-            need=need, there=there), _where(asked.confined)]  # fmt: skip
+        text = _("It runs out of memory: {need:.2f} GiB predicted, {there:.2f} available.")
+        texts += [text.format(need=need, there=there), _where(asked.confined)]
     elif need > there:
         texts.append(
             _(
@@ -74,7 +69,7 @@ def _verdict(asked: Priced, other: Priced, target: Target) -> list[str]:
             ).format(n=need - there)
         )
     else:
-        texts.append(_("It fits, with {n:.2f} GiB to spare.").format(n=there - need))
+        texts.append(_("Predicted to fit, with {n:.2f} GiB to spare.").format(n=there - need))
         if there - need < DESKTOP and not target.here:
             texts.append(_("A desktop on the same card may take that; then it runs out (--vram_reserve=1)."))
     more = abs(other.need - asked.need) / GIB
@@ -87,11 +82,11 @@ def _verdict(asked: Priced, other: Priced, target: Target) -> list[str]:
 
 def _gib_or_mib(size: int) -> str:
     """As PyTorch writes it."""
-    return number(size / GIB, ".2f") + " GiB" if size >= GIB else number(size / 2**20, ".2f") + " MiB"
+    return f"{gib(size)} GiB" if size >= GIB else number(size / 2**20, ".2f") + " MiB"
 
 
 def _where(confined: Confined) -> str:
-    """As PyTorch's own error tells it."""
+    """As PyTorch's own error has it."""
     failed = confined.ran_out
     assert failed is not None
     values = {
@@ -102,121 +97,131 @@ def _where(confined: Confined) -> str:
         "It ends ({moment}) where PyTorch tries to allocate {tried}: of the {memory:.2f} GiB it can "
         "have, {reserved:.2f} are reserved, {allocated:.2f} of them allocated."
     )
-    told = text.format(**values)
-    return told + " " + _("There would be room, but not in one piece.") if confined.in_pieces else told
+    where = text.format(**values)
+    return where + " " + _("There would be room, but not in one piece.") if confined.in_pieces else where
 
 
 def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetime) -> int:
-    """Compiled and not, beside ours."""
+    """Compiled and not, compared with ours."""
     question = question_of(config, target)
-    shape, config = question.shape, question.config
-    if not isinstance(shape, GPT2Shape):
-        raise UserError(_("nanoGPT does not have {arch}").format(arch=shape.arch), hint="--arch=gpt2")
-    rows: list[Priced] = []
-    for compiled in (True, False):
-        step = None
-        if question.rates is not None:
-            step = nanogpt_step_time(
-                shape, config.batch_size, config.sequences_per_step, question.rates, compiled=compiled,
-                dtype=question.dtype,
-            )  # fmt: skip
-        bill = nanogpt_bill(
-            shape, config.batch_size, dtype=question.dtype, compiled=compiled, dropout=config.dropout,
-            gradient_accumulation_steps=config.gradient_accumulation_steps,
-        )  # fmt: skip
-        rows.append(Priced(compiled, bill, bill.within(target.allowed - CONTEXT), step))
+    if not isinstance(question.shape, GPT2Shape):
+        raise UserError(
+            _("nanoGPT does not have {arch}").format(arch=question.shape.arch), hint="--arch=gpt2"
+        )
+    rows = [_priced(question, target, options, compiled=compiled) for compiled in (True, False)]
     asked, other = sorted(rows, key=lambda row: row.compiled != config.compile)
-    ours, _exact = chosen(question)
     if options.json:
-        bill, step, failed = asked.bill, asked.step, asked.confined.ran_out
-        cost = _cost(config, shape, target, asked)
-        told = {
-            "as": "nanogpt", "fits": asked.fits, "compile": config.compile,
-            "memory": {
-                "total_gib": round(asked.need / GIB, 4),
-                "allocated_gib": round(bill.allocated / GIB, 4),
-                "reserved_gib": round(bill.reserved / GIB, 4),
-                "moment": bill.moment, "lines": [line.to_json() for line in bill.lines],
-            },
-            "runs_out": {
-                "tried_gib": round(failed.tried / GIB, 4), "allocated_gib": round(failed.allocated / GIB, 4),
-                "reserved_gib": round(failed.reserved / GIB, 4), "moment": failed.moment,
-            } if failed else None,
-            "speed": {
-                "tokens_per_s": round(step.tokens_per_s, 1), "step_s": round(step.seconds, 4),
-                "mfu": round(step.mfu, 4) if step.mfu else None,
-            } if step else None,
-            "time": cost.to_json(now)["time"] if cost else None,
-            "alternatives": [
-                {
-                    "name": "compiled" if row.compiled else "eager", "fits": row.fits,
-                    "allocated_gib": round(row.bill.allocated / GIB, 4),
-                    "reserved_gib": round(row.bill.reserved / GIB, 4),
-                    "tokens_per_s": round(row.step.tokens_per_s, 1) if row.step else None,
-                    "seconds": round(each.seconds, 1) if each else None,
-                }
-                for row in rows
-                for each in (_cost(config, shape, target, row),)
-            ],
-        }  # fmt: skip
-        terminal.show_json(json.dumps(told, indent=1))
-        return 0 if asked.fits else 1
+        show_json(json.dumps(_to_json(asked, rows, now), indent=1))
+    else:
+        _show(question, target, options, asked, other)
+    return 0 if asked.fits else 1
+
+
+def _priced(question: Question, target: Target, options: Options, *, compiled: bool) -> Priced:
+    shape, config = question.shape, question.config
+    assert isinstance(shape, GPT2Shape)
+    bill = nanogpt_bill(
+        shape, config.batch_size, dtype=question.dtype, compiled=compiled, dropout=config.dropout,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+    )  # fmt: skip
+    confined = bill.within(target.allowed - CONTEXT)
+    if question.rates is None:
+        return Priced(compiled, bill, confined, None, None)
+    step = nanogpt_step_time(
+        shape, config.batch_size, config.sequences_per_step, question.rates, compiled=compiled,
+        dtype=question.dtype,
+    )  # fmt: skip
+    saved = CHECKPOINT_BYTES_PER_PARAMETER * shape.parameters
+    run = Training(config, step, saved, CHECKPOINT_PASSES, compiled)
+    return Priced(compiled, bill, confined, step, cost_of(run, target.card, options.prices(target.card)))
+
+
+def _to_json(asked: Priced, rows: list[Priced], now: datetime) -> dict[str, Any]:
+    bill, step, failed = asked.bill, asked.step, asked.confined.ran_out
+    return {
+        "as": "nanogpt", "fits": asked.fits, "compile": asked.compiled,
+        "memory": {
+            "total_gib": round(asked.need / GIB, 4),
+            "allocated_gib": round(bill.allocated / GIB, 4),
+            "reserved_gib": round(bill.reserved / GIB, 4),
+            "moment": bill.moment, "lines": [line.to_json() for line in bill.lines],
+        },
+        "runs_out": {
+            "tried_gib": round(failed.tried / GIB, 4), "allocated_gib": round(failed.allocated / GIB, 4),
+            "reserved_gib": round(failed.reserved / GIB, 4), "moment": failed.moment,
+        } if failed else None,
+        "speed": {
+            "tokens_per_s": round(step.tokens_per_s, 1), "step_s": round(step.seconds, 4),
+            "mfu": round(step.mfu, 4) if step.mfu else None,
+        } if step else None,
+        "time": asked.cost.to_json(now)["time"] if asked.cost else None,
+        "alternatives": [
+            {
+                "name": "compiled" if row.compiled else "eager", "fits": row.fits,
+                "allocated_gib": round(row.bill.allocated / GIB, 4),
+                "reserved_gib": round(row.bill.reserved / GIB, 4),
+                "tokens_per_s": round(row.step.tokens_per_s, 1) if row.step else None,
+                "seconds": round(row.cost.seconds, 1) if row.cost else None,
+            }
+            for row in rows
+        ],
+    }  # fmt: skip
+
+
+def _show(question: Question, target: Target, options: Options, asked: Priced, other: Priced) -> None:
     from rich.text import Text
 
     from onecard.plan.command import console
-    from onecard.plan.show import TELLING, expected, model_name
 
     out = console()
-    title = Text.from_markup(f"[bold]nanoGPT[/bold], {model_name(shape)}")
+    for text in filter(None, (*_verdict(asked, other, target), vocabulary_remark(question))):
+        out.print(text, highlight=False)
+    title = Text.from_markup(f"[bold]nanoGPT[/bold], {model_name(question.shape)}")
     print_parts(out, [title, Text(target.card.name), Text(question.dtype)], " · ")
-    for text in (*_verdict(asked, other, target), vocabulary_remark(question)):
-        if text:
-            out.print(text, highlight=False)
     out.print()
-    costs = {row.compiled: _cost(config, shape, target, row) for row in rows}
+    ours, _exact = chosen(question)
     our_cost = cost_of_choice(ours, target, options) if ours is not None else None
-    table = []
-    for row in rows:
-        bill, cost = row.bill, costs[row.compiled]
-        figures = (
-            number(bill.allocated / GIB, ".2f"), number(bill.reserved / GIB, ".2f"),
-            number(row.need / GIB, ".2f"), number(row.step.tokens_per_s, ",.0f") if row.step else "-",
-            duration(cost.seconds) if cost else "-",
-        )  # fmt: skip
-        short = (row.need - target.allowed) / GIB
-        told_fit = _("fits") if row.fits else _("does not fit: {n:.2f} GiB short").format(n=short)
-        name = "nanoGPT, " + (_("compiled") if row.compiled else "compile=False")
-        table.append(Row(name, figures, told_fit))
+    table = [_row(row, target) for row in sorted((asked, other), key=lambda row: not row.compiled)]
     if ours is not None:
         figures = (
-            number(ours.bill.allocated / GIB, ".2f"), number(ours.bill.reserved / GIB, ".2f"),
-            number(ours.bill.process / GIB, ".2f"), number(ours.tokens_per_s, ",.0f") if ours.step else "-",
+            gib(ours.bill.allocated), gib(ours.bill.reserved), gib(ours.bill.process), pace(ours),
             duration(our_cost.seconds) if our_cost else "-",
         )  # fmt: skip
-        table.append(Row(f"onecard, {ours.told}", figures, _("fits"), "bold"))
+        table.append(Row(f"onecard, {ours.described}", figures, _("fits"), "bold"))
     headings = [_("allocated GiB"), _("reserved GiB"), _("GiB with CUDA itself"), _("tokens/s"), _("time")]
-    print_rows(out, "", "", headings, table)
+    print_rows(out, _("Predicted"), "", headings, table)
     if question.rates is not None:
-        named = _("speed")
-        out.print(f"[dim]{named}: {expected(question.rates)}[/dim]", highlight=False)
-    if ours is not None and (told_of_host := host_remark(target, ours)):
-        out.print(told_of_host, highlight=False)
-    theirs = costs[config.compile]
-    if (
-        theirs is not None
-        and max(theirs.evaluation_share, our_cost.evaluation_share if our_cost else 0) > TELLING
-    ):
-        share = _("evaluations take {time} of nanoGPT's time").format(time=duration(theirs.evaluation_s))
+        out.print(_("speed") + f": {expected(question.rates, target)}", style="dim", highlight=False)
+    if ours is not None and (remark := host_remark(target, ours)):
+        out.print(remark, highlight=False)
+    shares = [cost.evaluation_share for cost in (asked.cost, our_cost) if cost]
+    if asked.cost is not None and max(shares) > NOTABLE:
+        share = _("evaluations take {time} of nanoGPT's time").format(time=duration(asked.cost.evaluation_s))
         if our_cost is not None:
             share += ", " + _("{time} of onecard's").format(time=duration(our_cost.evaluation_s))
         out.print(f"[dim]{share}[/dim]", highlight=False)
-    out.print()
+    if options.memory or options.formulas:
+        _show_memory(asked, out)
+
+
+def _row(row: Priced, target: Target) -> Row:
+    figures = (
+        gib(row.bill.allocated), gib(row.bill.reserved), gib(row.need),
+        number(row.step.tokens_per_s, ",.0f") if row.step else "-",
+        duration(row.cost.seconds) if row.cost else "-",
+    )  # fmt: skip
+    short = (row.need - target.allowed) / GIB
+    note = _("fits") if row.fits else _("does not fit: {n:.2f} GiB short").format(n=short)
+    return Row("nanoGPT, " + (_("compiled") if row.compiled else "compile=False"), figures, note)
+
+
+def _show_memory(asked: Priced, out: Console) -> None:
     lines = [
-        Row(_(line.name), (number(line.gib, ".3f"),), terms_together(line.formula), "")
+        Row(_(line.name), (gib(line.bytes, 3),), terms_together(line.formula), "")
         for line in sorted(asked.bill.lines, key=lambda line: -line.bytes)
         if line.bytes >= GIB / 200
     ]
-    lines.append(Row(_("allocated GiB"), (number(asked.bill.allocated / GIB, ".3f"),), style="bold"))
-    peak = _("nanoGPT's peak ({moment})").format(moment=_(asked.bill.moment))
+    lines.append(Row(_("allocated GiB"), (gib(asked.bill.allocated, 3),), style="bold"))
+    peak = _("nanoGPT's predicted peak memory ({moment})").format(moment=_(asked.bill.moment))
+    out.print()
     print_rows(out, peak, _("what"), ["GiB"], lines, _("formula"))
-    return 0 if asked.fits else 1

@@ -46,7 +46,7 @@ class Block:
 
 
 class RanOutError(Exception):
-    """What PyTorch's own error tells: bytes tried, and what was allocated and reserved at that moment.
+    """What PyTorch's own error says: bytes tried, and what was allocated and reserved at that moment.
 
     `tried` is the segment, as there: for a tensor of 3 MiB it is one of 20.
     """

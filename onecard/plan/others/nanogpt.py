@@ -21,17 +21,12 @@ between two neighbouring settings, in the bill as on a card.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from math import prod
-from typing import Any
 
 from onecard.arch.shapes import GPT2Shape
-from onecard.errors import UserError
-from onecard.language import _
+from onecard.language import N_
 from onecard.plan.lines import Line, total
 from onecard.plan.others.caching_allocator import CachingAllocator, RanOutError
 from onecard.plan.others.nanogpt_compiled import CompiledStep
@@ -91,19 +86,13 @@ class NanoGPTBill:
 
 
 def nanogpt_bill(
-    shape: GPT2Shape,
-    batch_size: int,
-    *,
-    dtype: str = "bfloat16",
-    compiled: bool = True,
-    dropout: float = 0.0,
-    gradient_accumulation_steps: int = 40,
-) -> NanoGPTBill:
+    shape: GPT2Shape, batch_size: int, *, dtype: str = "bfloat16", compiled: bool = True,
+    dropout: float = 0.0, gradient_accumulation_steps: int = 40,
+) -> NanoGPTBill:  # fmt: skip
     """The bill for train.py's settings of these names. With one micro-batch a step forward has no gradients.
 
     bfloat16 by default: train.py's own choice on every card that has it.
     """
-    _check(shape, batch_size, dtype, dropout, gradient_accumulation_steps)
     kind = CompiledStep if compiled else EagerStep
 
     def step(limit: float) -> Step:
@@ -114,46 +103,6 @@ def nanogpt_bill(
         _lines(heap), heap.peak_allocated, heap.peak_reserved, heap.peak_moment, step,
         gradient_accumulation_steps,
     )  # fmt: skip
-
-
-def logits_bytes(shape: GPT2Shape, batch_size: int, bytes_per_value: int = 2) -> int:
-    """One copy of a micro-batch's logits: the tensor in the error message of a run that died."""
-    return batch_size * shape.block_size * shape.vocab_size * bytes_per_value
-
-
-@cache
-def measured_peers() -> tuple[dict[str, Any], ...]:
-    """The rows of peers.toml: measured runs of nanoGPT."""
-    text = resources.files(__package__).joinpath("peers.toml").read_text(encoding="utf-8")
-    return tuple(tomllib.loads(text)["nanogpt"])
-
-
-def _check(shape: GPT2Shape, batch_size: int, dtype: str, dropout: float, accumulation: int) -> None:
-    if dtype not in DTYPES:
-        raise UserError(
-            _("dtype is '{dtype}'").format(dtype=dtype),
-            _("nanoGPT knows {names}").format(names=", ".join(DTYPES)),
-        )
-    if not 0 <= dropout < 1:
-        raise UserError(
-            _("{name} is {value}").format(name="dropout", value=dropout),
-            _("it is a probability, from 0 to below 1"),
-        )
-    counts = {
-        "batch_size": batch_size, "gradient_accumulation_steps": accumulation, "n_layer": shape.n_layer,
-        "n_head": shape.n_head, "n_embd": shape.n_embd, "vocab_size": shape.vocab_size,
-        "block_size": shape.block_size,
-    }  # fmt: skip
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(
-                _("{name} is {value}").format(name=name, value=value), _("it has to be 1 or more")
-            )
-    if shape.n_embd % shape.n_head:
-        raise UserError(
-            _("n_embd is {width} and n_head {heads}").format(width=shape.n_embd, heads=shape.n_head),
-            _("every head has as many channels as the others"),
-        )
 
 
 def _lines(heap: CachingAllocator) -> tuple[Line, ...]:
@@ -172,4 +121,4 @@ def _lines(heap: CachingAllocator) -> tuple[Line, ...]:
     ]
     lines.sort(key=lambda line: line.bytes, reverse=True)
     rest = heap.peak_allocated - total(lines)
-    return (*lines, Line("rounding to whole blocks", rest, str(rest)))
+    return (*lines, Line(N_("rounding to whole blocks"), rest, str(rest)))

@@ -17,7 +17,7 @@ from onecard.plan.others.nanogpt_step import (
     SMALL,
     Saved,
     Step,
-)
+)  # fmt: skip
 
 
 class CompiledStep(Step):

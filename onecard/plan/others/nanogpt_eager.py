@@ -19,7 +19,7 @@ from onecard.plan.others.nanogpt_step import (
     Saved,
     Step,
     Vectors,
-)
+)  # fmt: skip
 
 
 class EagerStep(Step):

@@ -18,19 +18,14 @@ _WEIGHTS = 17.0
 _UPDATE = 44.0  # AdamW, fused: gradients, weights and both moments, and clearing
 # torch.save writes fp32 weights and AdamW's two averages, once, where evaluations have been done.
 CHECKPOINT_BYTES_PER_PARAMETER, CHECKPOINT_PASSES = 12, 1
-_LAUNCHES = {True: 28, False: 85}  # of a layer: a whole compiled model hands out fewer
-_BESIDE = 85
+_LAUNCHES = {True: 28, False: 85}  # of a layer: a whole compiled model has fewer
+_OTHERS = 85
 
 
 def nanogpt_step_time(
-    shape: GPT2Shape,
-    micro_batch: int,
-    sequences: int,
-    rates: Rates,
-    *,
-    compiled: bool,
+    shape: GPT2Shape, micro_batch: int, sequences: int, rates: Rates, *, compiled: bool,
     dtype: str = "bfloat16",
-) -> StepTime:
+) -> StepTime:  # fmt: skip
     setting = Setting(micro_batch, micro_batch * shape.block_size, cuda_graphs=True)
     micros = max(1, sequences // micro_batch)
     matmuls, attention, rest, loss = micro_batch_parts(
@@ -38,7 +33,7 @@ def nanogpt_step_time(
     )
     rest += _WEIGHTS * shape.parameters / rates.bandwidth
     on_card = matmuls + attention + rest + loss
-    host = (_LAUNCHES[compiled] * shape.n_layer + _BESIDE) * rates.launch
+    host = (_LAUNCHES[compiled] * shape.n_layer + _OTHERS) * rates.launch
     waiting = max(0.0, host - on_card)
     update = _UPDATE * shape.parameters / rates.bandwidth
     parts = [micros * part for part in (matmuls, attention, rest, loss, waiting)]

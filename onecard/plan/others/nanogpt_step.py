@@ -20,37 +20,38 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from onecard.arch.shapes import GPT2Shape
+from onecard.language import N_
 from onecard.plan.others.caching_allocator import MIB, Block, CachingAllocator
 
-WEIGHTS = "weights"
-GRADIENTS = "gradients"
-ADAM = "AdamW's two averages"
-COPIES = "16-bit copies of the weights"
-STREAM = "residual stream"
-NORMALISED = "normalised residual stream"
-NORMED = "layer norms' outputs"
-QKV = "queries, keys, values"
-ATTENTION = "attention's outputs"
-UP = "MLP before GELU"
-GELU = "MLP after GELU"
-MASKS = "dropout masks"
-SMALL = "norms' and attention's statistics"
-LOGITS = "logits"
-LOG_SOFTMAX = "log softmax of the logits"
-LOG_SOFTMAX_32 = "log softmax in float32"
-LOGITS_GRADIENT = "gradient of the logits"
-LOGITS_ZEROS = "zeros as gradient of the returned logits"
-PASSING = "passing values of forward and backward"
-NEW_GRADIENTS = "gradients of this micro-batch"
-WORKSPACE = "cuBLAS workspaces"
-BATCH = "tokens and targets"
+WEIGHTS = N_("weights")
+GRADIENTS = N_("gradients")
+ADAM = N_("AdamW's two averages")
+COPIES = N_("16-bit copies of the weights")
+STREAM = N_("residual stream")
+NORMALISED = N_("normalised residual stream")
+NORMED = N_("layer norms' outputs")
+QKV = N_("queries, keys, values")
+ATTENTION = N_("attention's outputs")
+UP = N_("MLP before GELU")
+GELU = N_("MLP after GELU")
+MASKS = N_("dropout masks")
+SMALL = N_("norms' and attention's statistics")
+LOGITS = N_("logits")
+LOG_SOFTMAX = N_("log softmax of the logits")
+LOG_SOFTMAX_32 = N_("log softmax in float32")
+LOGITS_GRADIENT = N_("gradient of the logits")
+LOGITS_ZEROS = N_("zeros as gradient of the returned logits")
+PASSING = N_("passing values of forward and backward")
+NEW_GRADIENTS = N_("gradients of this micro-batch")
+WORKSPACE = N_("cuBLAS workspaces")
+BATCH = N_("tokens and targets")
 
-LOADING = "loading the model"
-FORWARD = "forward"
-LOSS = "backward of the loss"
-LAYERS = "backward of the layers"
-EMBEDDING = "end of the backward, at the embedding"
-UPDATE = "optimizer step"
+LOADING = N_("loading the model")
+FORWARD = N_("forward")
+LOSS = N_("backward of the loss")
+LAYERS = N_("backward of the layers")
+EMBEDDING = N_("end of the backward, at the embedding")
+UPDATE = N_("optimizer step")
 
 # cuBLAS keeps one per thread that multiplies matrices (forward's and backward's). This is PyTorch's size on
 # Hopper, where the figures were measured; on other cards it is 8 MiB.

@@ -1,8 +1,8 @@
-"""Whether steps have become much slower, and why: told, and where the driver spills, acted upon.
+"""Whether steps have become much slower, and why: reported, and where the driver spills, acted upon.
 
-A driver that moves memory of a full card to the host says nothing: only the time of a step shows it. Another
-trainer on the card, heat and power limits show in the same way, and are told apart by what the driver says at
-that moment.
+A driver that moves memory of a full card to RAM says nothing: only the time of a step shows it. Another
+trainer on the card, heat and power limits show in the same way; what the driver reports at that moment
+separates them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-from onecard.train.neighbours import Look, gib, told_about, who
+from onecard.language import _, joined
+from onecard.train.other_processes import Look, gib, process_notes, who
 from onecard.train.pace import SETTLING_STEPS
 
 # Shorter steps are taken together until they span this: what disturbs for a second is not worth a word.
@@ -27,17 +28,17 @@ _NEAR = 1.4
 # and slow by nature, the slow ones are no news. A tenth is left out, the disturbed looks.
 _NEARLY_ALL, _CLEARLY = 0.9, 1.2
 # The usual pace comes from so many looks at least, and from those of a while ago: a slow stretch must not
-# pass for usual before it is told, and a speed that changes little by little must.
+# pass for usual before it is reported, and a speed that changes little by little must.
 _LEARNED, _APART, _REMEMBERED = 12, 12, 64
-# A neighbour that comes and goes is told so often in one setting, then no more; as many are told by name.
-MOST_TOLD = 8
+# A process that comes and goes is reported so often in one setting, then no more; as many by name.
+MOST_REPORTS = 8
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The speed has changed. `spilling` is to be treated as out of memory; the others are only told."""
+    """The speed has changed. `spilling` is to be treated as out of memory; the others are only reported."""
 
-    reason: str  # spilling, shared, slow; or back, when a change told earlier is over
+    reason: str  # spilling, shared, slow; or back, when a change reported earlier is over
     text: str
     before_seconds: float
     now_seconds: float
@@ -59,8 +60,8 @@ class SpeedWatch:
         that is known (a climb: what it took before); used only to notice that it spills from its start."""
         self._expected = expected_seconds
         self._looks: deque[float] = deque(maxlen=_REMEMBERED)
-        self._before: list[float] = []  # the looks before a change that was told and is not over
-        self._steps, self._seconds, self._settled, self._told = 0, 0.0, 0, 0
+        self._before: list[float] = []  # the looks before a change that was reported and is not over
+        self._steps, self._seconds, self._settled, self._reported = 0, 0.0, 0, 0
 
     def step_took(self, seconds: float, steps: int = 1) -> bool:
         """Finished steps, without evaluations and checkpoints. True: ask for the verdict."""
@@ -86,17 +87,17 @@ class SpeedWatch:
         if not (self._before or self._is_slow()):
             self._well = look
         new = tuple(p for p in look.computing if p.pid not in self._known)
-        told = told_about(Look(neighbours=new)) if len(self._known) < MOST_TOLD else []
+        notes = process_notes(Look(others=new)) if len(self._known) < MOST_REPORTS else []
         self._known.update(p.pid for p in new)
-        return told
+        return notes
 
     def verdict(self, look: Look) -> Verdict | None:
         """What has changed since the last verdict, and why."""
         if self._is_back():
             before, now = statistics.median(self._before), self._now()
             self._looks, self._before = deque(self._before, _REMEMBERED), []
-            text = f"the speed is back: {_time(now)} a step"
-            return Verdict("back", text, before, now) if self._told <= MOST_TOLD else None
+            text = _("the speed is back: {time} per step").format(time=_time(now))
+            return Verdict("back", text, before, now) if self._reported <= MOST_REPORTS else None
         full, earlier = self.spills and look.full, self._earlier()
         if not self._is_slow():
             # What was expected is asked about once: with memory to spare it was a wrong estimate.
@@ -111,11 +112,14 @@ class SpeedWatch:
         self._known.update(p.pid for p in look.computing)
         reason = "spilling" if full else "shared" if look.computing else "slow"
         if not full:
-            self._told += 1
-            if self._told > MOST_TOLD:
+            self._reported += 1
+            if self._reported > MOST_REPORTS:
                 return None
-        text = f"a step takes {_time(now)} instead of {_time(before)}: {self._why(reason, look)}"
-        text += "; it comes and goes, and is not told again" if self._told == MOST_TOLD and not full else ""
+        text = _("a step takes {now} instead of {before}: {why}").format(
+            now=_time(now), before=_time(before), why=self._why(reason, look)
+        )
+        if self._reported == MOST_REPORTS and not full:
+            text = joined([text, _("it comes and goes, and is not reported again")], "; ")
         return Verdict(reason, text, before, now, look.free_bytes, tuple(p.pid for p in look.computing))
 
     def _earlier(self) -> list[float]:
@@ -144,22 +148,31 @@ class SpeedWatch:
         return bool(self._before) and self._now() < _NEAR * statistics.median(self._before)
 
     def _why(self, reason: str, look: Look) -> str:
-        there = f"{gib(look.free_bytes)} of the card are free" if look.free_bytes is not None else ""
+        there = ""
+        if look.free_bytes is not None:
+            there = _("{n} of the card are free").format(n=gib(look.free_bytes))
         if reason == "spilling":
-            return f"{there}, and the driver seems to move what has no room to the host"
+            return _("{there}, and the driver seems to move what has no room to RAM").format(there=there)
         if reason == "shared":
-            return f"{', '.join(who(p) for p in look.computing)} computes on the card too"
-        seen = ["nobody else is seen to compute on the card", there, *look.unnamed()]
+            return _("{who} computes on the card too").format(who=joined(map(who, look.computing)))
+        seen = [_("no other process is seen to compute on the card"), there, *look.unnamed()]
         now, well = look.load, self._well.load
         if now.clock_mhz is not None:
-            was = f", it was {well.clock_mhz:.0f}" if well.clock_mhz is not None else ""
-            seen.append(f"its clock is {now.clock_mhz:.0f} MHz{was}")
+            text = _("its clock is {now:.0f} MHz")
+            if well.clock_mhz is not None:
+                text = _("its clock is {now:.0f} MHz, it was {before:.0f}")
+            seen.append(text.format(now=now.clock_mhz, before=well.clock_mhz))
         if now.temperature_c is not None:
-            seen.append(f"its temperature {now.temperature_c:.0f} °C")
+            seen.append(_("its temperature {n:.0f} °C").format(n=now.temperature_c))
         new = [cause for cause in look.held_back_by if cause not in self._well.held_back_by]
-        seen.append(f"it is held back by {' and '.join(new)}" if new else "heat, power or a busy processor?")
-        return "; ".join(part for part in seen if part)
+        if new:
+            seen.append(_("it is held back by {causes}").format(causes=joined(new)))
+        else:
+            seen.append(_("heat, power or a busy processor?"))
+        return joined(filter(None, seen), "; ")
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    if seconds >= 1:
+        return _("{n:.2f} s").format(n=seconds)
+    return _("{n:.3g} ms").format(n=1000 * seconds)

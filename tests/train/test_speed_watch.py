@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from onecard.hardware.machine import GIB, GpuProcess
 from onecard.hardware.measured import Load
-from onecard.train.neighbours import Look
+from onecard.train.other_processes import Look
 from onecard.train.pace import SETTLING_STEPS
-from onecard.train.watch import IN_A_ROW, LOOK_SECONDS, MOST_TOLD, SpeedWatch, Verdict
+from onecard.train.speed_watch import IN_A_ROW, LOOK_SECONDS, MOST_REPORTS, SpeedWatch, Verdict
 
 ROOMY = Look(4 * GIB, 12 * GIB)
 FULL = Look(GIB // 10, 12 * GIB)
 TRAINER = GpuProcess(4711, "python train.py", 5 * GIB)
-SHARED = replace(ROOMY, neighbours=(TRAINER, GpuProcess(900, "Xorg", None, draws=True)))
+SHARED = replace(ROOMY, others=(TRAINER, GpuProcess(900, "Xorg", None, draws=True)))
 LONG = LOOK_SECONDS  # steps of this length are a look each
 
 
@@ -117,41 +117,41 @@ def test_steps_that_compile_do_not_count(steps: int) -> None:
     after=st.lists(st.floats(0.85, 1.15), min_size=IN_A_ROW, max_size=100),
     factor=st.floats(2.5, 50),
 )
-def test_a_lasting_slow_down_is_told_as_soon_as_it_can_be_and_once(
+def test_a_lasting_slow_down_is_reported_as_soon_as_it_can_be_and_once(
     before: list[float], after: list[float], factor: float
 ) -> None:
     watch = SpeedWatch(True)
     assert feed(watch, [4 * LONG] * SETTLING_STEPS + [4 * LONG * part for part in before]) == []
     looks = [4 * LONG * factor * part for part in after]
-    (told,) = feed(watch, looks[:IN_A_ROW], FULL)
-    assert told.reason == "spilling"
-    assert told.now_seconds / told.before_seconds >= 1.8
+    (reported,) = feed(watch, looks[:IN_A_ROW], FULL)
+    assert reported.reason == "spilling"
+    assert reported.now_seconds / reported.before_seconds >= 1.8
     assert feed(watch, looks[IN_A_ROW:], FULL) == []
 
 
 @given(seed=seeds, factor=st.floats(3.5, 50))
-def test_a_slow_down_is_told_through_much_noise(seed: int, factor: float) -> None:
+def test_a_slow_down_is_reported_through_much_noise(seed: int, factor: float) -> None:
     rng, watch = random.Random(seed), SpeedWatch(False)
     assert feed(watch, (2 * LONG * rng.uniform(0.6, 1.4) for _ in range(70))) == []
-    told = feed(watch, (2 * LONG * factor * rng.uniform(0.6, 1.4) for _ in range(IN_A_ROW)))
-    assert [verdict.reason for verdict in told] == ["slow"]
+    reported = feed(watch, (2 * LONG * factor * rng.uniform(0.6, 1.4) for _ in range(IN_A_ROW)))
+    assert [verdict.reason for verdict in reported] == ["slow"]
 
 
 @given(part=st.floats(1.85, 2.2))
 def test_half_the_speed_is_noticed(part: float) -> None:
     """What two trainers on one card leave each other."""
-    (told,) = feed(settled(), [part * LONG] * 10, SHARED)
-    assert told.reason == "shared"
+    (reported,) = feed(settled(), [part * LONG] * 10, SHARED)
+    assert reported.reason == "shared"
 
 
 def test_a_collapse_of_short_steps_is_noticed() -> None:
     watch = SpeedWatch(True)
     assert feed(watch, [0.02] * 20_000) == []
-    (told,) = feed(watch, [0.2] * 200, FULL)
-    assert told.text.startswith("a step takes 200 ms instead of 20 ms: ")
+    (reported,) = feed(watch, [0.2] * 200, FULL)
+    assert reported.text.startswith("a step takes 200 ms instead of 20 ms: ")
 
 
-# --- told once, and once again when it is over -------------------------------------------------------
+# --- reported once, and once again when it is over -------------------------------------------------------
 
 
 def test_the_speed_is_back() -> None:
@@ -163,7 +163,7 @@ def test_the_speed_is_back() -> None:
     assert [v.reason for v in feed(watch, [3 * LONG] * 50)] == ["slow"]  # the usual pace is still known
 
 
-def test_what_gets_slow_a_second_time_is_told_and_back_is_back_to_the_first() -> None:
+def test_what_gets_slow_a_second_time_is_reported_and_back_is_back_to_the_first() -> None:
     watch = settled(spills=True)
     assert [v.reason for v in feed(watch, [2 * LONG] * 40, SHARED)] == ["shared"]
     assert [v.reason for v in feed(watch, [20 * LONG] * 40, FULL)] == ["spilling"]
@@ -171,20 +171,20 @@ def test_what_gets_slow_a_second_time_is_told_and_back_is_back_to_the_first() ->
     assert [v.reason for v in feed(watch, [LONG] * 40)] == ["back"]
 
 
-def test_what_gets_slow_in_two_leaps_is_told_with_the_last_one() -> None:
+def test_what_gets_slow_in_two_leaps_is_reported_with_the_last_one() -> None:
     """The first may be another trainer, the second the card that it has filled."""
     watch = settled(spills=True)
     first, second = feed(watch, [2 * LONG] * 3 + [20 * LONG] * 10, FULL)
     assert (first.now_seconds, second.now_seconds) == (2 * LONG, 20 * LONG)
 
 
-def test_what_comes_and_goes_is_not_told_forever() -> None:
-    watch, told = settled(spills=True), []
-    for _ in range(MOST_TOLD + 5):
-        told += feed(watch, [3 * LONG] * 10, SHARED) + feed(watch, [LONG] * 40)
-    assert [verdict.reason for verdict in told] == ["shared", "back"] * MOST_TOLD
-    assert ["not told again" in verdict.text for verdict in told].index(True) == 2 * MOST_TOLD - 2
-    assert [v.reason for v in feed(watch, [3 * LONG] * 10, FULL)] == ["spilling"]  # that is not only told
+def test_what_comes_and_goes_is_not_reported_forever() -> None:
+    watch, reported = settled(spills=True), []
+    for _ in range(MOST_REPORTS + 5):
+        reported += feed(watch, [3 * LONG] * 10, SHARED) + feed(watch, [LONG] * 40)
+    assert [verdict.reason for verdict in reported] == ["shared", "back"] * MOST_REPORTS
+    assert ["not reported again" in verdict.text for verdict in reported].index(True) == 2 * MOST_REPORTS - 2
+    assert [v.reason for v in feed(watch, [3 * LONG] * 10, FULL)] == ["spilling"]  # that is not only reported
 
 
 def test_another_setting_has_another_pace() -> None:
@@ -199,8 +199,8 @@ def test_another_setting_has_another_pace() -> None:
 
 
 def collapse(watch: SpeedWatch, look: Look) -> Verdict:
-    (told,) = feed(watch, [3 * LONG] * 10, look)
-    return told
+    (reported,) = feed(watch, [3 * LONG] * 10, look)
+    return reported
 
 
 def test_a_full_card_spills_only_where_the_driver_does() -> None:
@@ -220,15 +220,17 @@ def test_who_takes_a_part_of_the_speed_is_named() -> None:
     assert shared.pids == (4711,)
 
 
-def test_heat_is_told_with_what_was_measured() -> None:
+def test_heat_is_reported_with_what_was_measured() -> None:
     watch = settled()
     power = ("its power limit",)
     assert watch.notice(replace(ROOMY, load=Load(2610, temperature_c=70), held_back_by=power)) == []
     hot = replace(ROOMY, load=Load(900, temperature_c=88), held_back_by=(*power, "heat"))
-    told = collapse(watch, hot)
-    assert told.reason == "slow"
-    assert "its clock is 900 MHz, it was 2610; its temperature 88 °C; it is held back by heat" in told.text
-    assert "power limit" not in told.text  # that was so before
+    reported = collapse(watch, hot)
+    assert reported.reason == "slow"
+    assert (
+        "its clock is 900 MHz, it was 2610; its temperature 88 °C; it is held back by heat" in reported.text
+    )
+    assert "power limit" not in reported.text  # that was so before
 
 
 def test_the_card_while_it_is_slow_is_no_measure_of_well() -> None:
@@ -236,15 +238,15 @@ def test_the_card_while_it_is_slow_is_no_measure_of_well() -> None:
     watch.notice(replace(ROOMY, load=Load(2610)))
     collapse(watch, ROOMY)
     watch.notice(replace(ROOMY, load=Load(900)))
-    (told,) = feed(watch, [9 * LONG] * 40, replace(ROOMY, load=Load(300)))
-    assert "its clock is 300 MHz, it was 2610" in told.text
+    (reported,) = feed(watch, [9 * LONG] * 40, replace(ROOMY, load=Load(300)))
+    assert "its clock is 300 MHz, it was 2610" in reported.text
 
 
-def test_where_the_driver_tells_nothing_the_times_are_told() -> None:
-    told = collapse(settled(spills=True), Look())
-    assert told.reason == "slow"
-    assert told.text.startswith("a step takes 9.00 s instead of 3.00 s: nobody else is seen")
-    assert "None" not in told.text
+def test_where_the_driver_reports_nothing_the_times_are_reported() -> None:
+    reported = collapse(settled(spills=True), Look())
+    assert reported.reason == "slow"
+    assert reported.text.startswith("a step takes 9.00 s instead of 3.00 s: no other process is seen")
+    assert "None" not in reported.text
 
 
 def test_unnamed_programs_are_a_possible_cause() -> None:
@@ -273,11 +275,11 @@ def test_a_wrong_expectation_is_asked_about_once() -> None:
 # --- who comes later ---------------------------------------------------------------------------------
 
 
-def test_a_program_that_begins_to_compute_is_told_once() -> None:
-    watch = SpeedWatch(False, first=Look(neighbours=(GpuProcess(5, "python old.py", None),)))
-    later = replace(SHARED, neighbours=(*SHARED.neighbours, GpuProcess(5, "python old.py", None)))
-    (told,) = watch.notice(later)
-    assert "python train.py (pid 4711)" in told
+def test_a_program_that_begins_to_compute_is_reported_once() -> None:
+    watch = SpeedWatch(False, first=Look(others=(GpuProcess(5, "python old.py", None),)))
+    later = replace(SHARED, others=(*SHARED.others, GpuProcess(5, "python old.py", None)))
+    (reported,) = watch.notice(later)
+    assert "python train.py (pid 4711)" in reported
     assert watch.notice(later) == []
 
 

@@ -23,8 +23,9 @@ from onecard.plan.lines import GIB
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause
 from onecard.run.stored import list_checkpoints
+from onecard.train import host_copy as host_copy_module
 from onecard.train import loop as loop_module
-from onecard.train import parking as parking_module
+from onecard.train import pausing as pausing_module
 from onecard.train import refit as refit_module
 from onecard.train import saving
 from onecard.train.loop import Training, train
@@ -38,12 +39,12 @@ LONG = 60.0  # seconds, for a machine with much else to do
 
 @pytest.fixture(autouse=True)
 def without_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parking_module, "_TRY_EVERY", 0.05)
+    monkeypatch.setattr(pausing_module, "_TRY_EVERY", 0.05)
 
 
 def asked_at(monkeypatch: pytest.MonkeyPatch, step: int, asking: Callable[[], None]) -> list[Any]:
-    """`asking` runs in a thread once that step is done; the job waits for its first wish. What went wrong in
-    it is in the list."""
+    """`asking` runs in a thread once that step is done; the job waits for its first request. What went wrong
+    in it is in the list."""
     plain, problems, begun = Training._step, [], [False]
 
     def careful() -> None:
@@ -75,7 +76,7 @@ def wait_for(true: Callable[[], Any]) -> None:
 
 
 def go_on_and_wait_for(true: Callable[[], Any]) -> None:
-    """Takes the wish back and waits for what the job does then, however long its checkpoint takes."""
+    """Takes the request back and waits for what the job does then, however long its checkpoint takes."""
     (Path("out") / "pause").unlink()
     wait_for(true)
 
@@ -86,7 +87,7 @@ def names() -> set[str]:
 
 def full_while(monkeypatch: pytest.MonkeyPatch, full: Callable[[], bool]) -> list[Any]:
     """Building a setting runs out as long as `full` says; the settings tried."""
-    plain, tried = parking_module.new_stepper, []
+    plain, tried = host_copy_module.new_stepper, []
 
     def built(model: Any, asked: Any, setting: Any, *arguments: Any, **named: Any) -> Any:
         tried.append(setting)
@@ -94,16 +95,16 @@ def full_while(monkeypatch: pytest.MonkeyPatch, full: Callable[[], bool]) -> lis
             raise torch.OutOfMemoryError(FULL)
         return plain(model, asked, setting, *arguments, **named)
 
-    monkeypatch.setattr(parking_module, "new_stepper", built)
+    monkeypatch.setattr(host_copy_module, "new_stepper", built)
     return tried
 
 
-# --- wishes are not lost
-def test_a_second_wish_while_the_card_is_taken_back_is_another_pause(
+# --- requests are not lost
+def test_a_second_request_while_the_card_is_taken_back_is_another_pause(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told at once that the card is free, and then forgotten."""
-    taking, gate, plain = threading.Event(), threading.Event(), parking_module.unpark
+    """It was reported at once that the card is free, and then forgotten."""
+    taking, gate, plain = threading.Event(), threading.Event(), host_copy_module.move_to_card
     answers: list[str] = []
 
     def slow(*arguments: Any) -> None:
@@ -111,7 +112,7 @@ def test_a_second_wish_while_the_card_is_taken_back_is_another_pause(
         gate.wait(LONG)
         plain(*arguments)
 
-    monkeypatch.setattr(parking_module, "unpark", slow)
+    monkeypatch.setattr(host_copy_module, "move_to_card", slow)
 
     def asking() -> None:
         answers.append(ask_to_pause(OUT))
@@ -134,30 +135,30 @@ def test_a_second_wish_while_the_card_is_taken_back_is_another_pause(
     assert summary.values["step"] == 40 and not names()
 
 
-def test_a_wish_in_the_moment_in_which_the_last_one_ends_keeps_the_card_free(
+def test_a_request_in_the_moment_in_which_the_last_one_ends_keeps_the_card_free(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who sees `paused` after leaving a wish has been told that the card is free."""
-    plain, taken, wished = loop_module.PauseRequest.going_on, [], [False]
+    """Who sees `paused` after leaving a request has been reported that the card is free."""
+    plain, taken, requested = loop_module.PauseRequest.going_on, [], [False]
 
     def going_on(request: Any) -> None:
-        if not wished[0]:
-            wished[0] = True
+        if not requested[0]:
+            requested[0] = True
             (Path("out") / "pause").touch()
         plain(request)
 
     monkeypatch.setattr(loop_module.PauseRequest, "going_on", going_on)
-    plain_unpark = parking_module.unpark
+    plain_move = host_copy_module.move_to_card
     monkeypatch.setattr(
-        parking_module,
-        "unpark",
-        lambda *a: (taken.append((Path("out") / "pause").exists()), plain_unpark(*a)),
+        host_copy_module,
+        "move_to_card",
+        lambda *a: (taken.append((Path("out") / "pause").exists()), plain_move(*a)),
     )
 
     def asking() -> None:
         ask_to_pause(OUT)
         (Path("out") / "pause").unlink()
-        wait_for(lambda: wished[0] and (Path("out") / "paused").exists())
+        wait_for(lambda: requested[0] and (Path("out") / "paused").exists())
         ask_to_go_on(OUT)
 
     problems = asked_at(monkeypatch, 7, asking)
@@ -176,9 +177,13 @@ def test_a_run_waits_for_whoever_has_the_memory_and_goes_on_as_before(
     def asking() -> None:
         ask_to_pause(OUT)
         go_on_and_wait_for(lambda: len(set(tried)) > 3)
-        with pytest.raises(UserError, match="waits for memory") as told:
+        with pytest.raises(UserError, match="waits for memory") as reported:
             ask_to_go_on(OUT, patience=0.2)
-        assert FULL in told.value.why and "by itself" in told.value.hint and told.value.exit_code == 1
+        assert (
+            FULL in reported.value.why
+            and "by itself" in reported.value.hint
+            and reported.value.exit_code == 1
+        )
         assert "paused" not in names()
         full[0] = False
 
@@ -192,7 +197,7 @@ def test_a_run_waits_for_whoever_has_the_memory_and_goes_on_as_before(
         assert torch.equal(weights()[name], expected), name
 
 
-def test_something_smaller_is_taken_after_a_few_tries_and_told(
+def test_something_smaller_is_taken_after_a_few_tries_and_reported(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resets: list[int] = []
@@ -209,8 +214,8 @@ def test_something_smaller_is_taken_after_a_few_tries_and_told(
     problems = asked_at(monkeypatch, 7, asking)
     summary = train(config())
     assert problems == [] and summary.values["step"] == 20
-    (told,) = events("refitted")
-    assert told["after"] != told["before"] and told["where"] == "pause"
+    (reported,) = events("refitted")
+    assert reported["after"] != reported["before"] and reported["where"] == "pause"
     assert tried[:4] == [tried[0]] * 4 and len(tried) == 5
     assert len(resets) == 2, "the pace of the other setting is not this one's"
 
@@ -235,12 +240,12 @@ def test_ctrl_c_while_waiting_for_memory_keeps_the_steps(
     assert not names()
 
 
-def test_a_wish_while_waiting_for_memory_is_granted_at_once(
+def test_a_request_while_waiting_for_memory_is_granted_at_once(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = [True]
     full_while(monkeypatch, lambda: full[0])
-    monkeypatch.setattr(parking_module, "_TRY_EVERY", 1000.0)
+    monkeypatch.setattr(pausing_module, "_TRY_EVERY", 1000.0)
 
     def asking() -> None:
         ask_to_pause(OUT)
@@ -255,16 +260,16 @@ def test_a_wish_while_waiting_for_memory_is_granted_at_once(
     assert train(config()).values["step"] == 20 and problems == []
 
 
-def test_what_was_tried_in_vain_is_no_failure_of_the_settings(workplace: Path) -> None:
+def test_what_was_tried_is_no_failure_of_the_settings(workplace: Path) -> None:
     fit = open_run(config()).fit
     fit.down(3)
-    before = fit.setting, fit.evaluation_batch, dict(fit._failed), set(fit._sizes), fit.in_vain
+    before = fit.setting, fit.evaluation_batch, dict(fit._failed), set(fit._sizes), fit.retries
     bring_back = fit.remembered()
     for _ in range(12):
         fit.down(3)
-    assert fit.in_vain and fit.evaluation_batch < before[1]
+    assert fit.retries and fit.evaluation_batch < before[1]
     bring_back()
-    assert (fit.setting, fit.evaluation_batch, fit._failed, fit._sizes, fit.in_vain) == before
+    assert (fit.setting, fit.evaluation_batch, fit._failed, fit._sizes, fit.retries) == before
 
 
 def test_memory_that_is_not_there_is_not_taken_bit_by_bit(
@@ -272,15 +277,15 @@ def test_memory_that_is_not_there_is_not_taken_bit_by_bit(
 ) -> None:
     """Masters alone may fit where no step does: the run would end at its first one."""
     run = open_run(config())
-    parking_module.park(run)
+    host_copy_module.move_to_host(run)
     need, there = run.fit.choice.bill.need, [0.0]
-    monkeypatch.setattr(parking_module, "free_for_tensors", lambda run: there[0])
+    monkeypatch.setattr(host_copy_module, "free_for_tensors", lambda run: there[0])
     setting, built = run.fit.setting, full_while(monkeypatch, lambda: False)
-    short = parking_module.take_card(run, need, smaller_too=True)
+    short = pausing_module.take_card(run, need, smaller_too=True)
     assert short == f"{need / GIB:.2f} GiB are needed, 0.00 GiB are free"
-    assert not built and run.parked is not None and run.fit.setting == setting
+    assert not built and run.host_copy is not None and run.fit.setting == setting
     there[0] = need
-    assert parking_module.take_card(run, need, smaller_too=False) is None
+    assert pausing_module.take_card(run, need, smaller_too=False) is None
     assert built == [setting] and run.stepper is not None
 
 
@@ -292,7 +297,7 @@ def test_a_pause_for_which_the_host_has_no_room_is_refused(
 ) -> None:
     train(config("--out_dir=quiet"))
     if how == "before":
-        monkeypatch.setattr(parking_module, "available_memory", lambda: 2**28)
+        monkeypatch.setattr(host_copy_module, "available_memory", lambda: 2**28)
     else:
         error = MemoryError() if how == "half-way" else RuntimeError("DefaultCPUAllocator: not enough memory")
         plain, copies = torch.Tensor.to, iter(range(10**6))
@@ -308,7 +313,7 @@ def test_a_pause_for_which_the_host_has_no_room_is_refused(
         began = time.monotonic()
         with pytest.raises(UserError, match="cannot pause") as refused:
             ask_to_pause(OUT)
-        assert "the host has no room" in refused.value.why and refused.value.exit_code == 1
+        assert "host memory has no room" in refused.value.why and refused.value.exit_code == 1
         assert ("GiB are available" in refused.value.why) == (how == "before")
         assert time.monotonic() - began < 30
 
@@ -325,10 +330,10 @@ def test_a_change_of_places_asks_for_the_hosts_memory_too(
 ) -> None:
     run = open_run(config())
     stepper = run.stepper
-    monkeypatch.setattr(parking_module, "available_memory", lambda: 2**28)
+    monkeypatch.setattr(host_copy_module, "available_memory", lambda: 2**28)
     with pytest.raises(UserError, match="no room"):
-        parking_module.park(run)
-    assert run.stepper is stepper and run.parked is None
+        host_copy_module.move_to_host(run)
+    assert run.stepper is stepper and run.host_copy is None
 
 
 # --- a checkpoint of the paused step
@@ -374,25 +379,25 @@ def test_a_checkpoint_that_fails_does_not_end_the_pause(
 
 # --- what is said, and how fast
 def test_what_is_left_on_the_card_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parking_module, "process_bytes_on", lambda device: int(0.53 * GIB))
-    assert "0.53 GiB that CUDA itself keeps" in parking_module.left_on_card("cuda")
-    monkeypatch.setattr(parking_module, "process_bytes_on", lambda device: None)
-    assert "0.5 to 1 GiB" in parking_module.left_on_card("cuda")
-    assert "card" not in parking_module.left_on_card("cpu")
+    monkeypatch.setattr(pausing_module, "process_bytes_on", lambda device: int(0.53 * GIB))
+    assert "0.53 GiB that CUDA itself keeps" in pausing_module.left_on_card("cuda")
+    monkeypatch.setattr(pausing_module, "process_bytes_on", lambda device: None)
+    assert "0.5 to 1 GiB" in pausing_module.left_on_card("cuda")
+    assert "card" not in pausing_module.left_on_card("cpu")
 
 
-def test_parking_needs_no_search_for_garbage(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch loaded that takes as long as copying some hundred MB; recordings refer to the stepper, which
+def test_a_host_copy_needs_no_search_for_garbage(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch loaded that takes as long as copying some hundred MB; captures refer to the stepper, which
     refers to them."""
     run = open_run(config())
     assert run.stepper is not None
-    run.stepper.record(True)
+    run.stepper.use_graphs(True)
     gone, searched, given_back = weakref.ref(run.stepper), [], []
-    monkeypatch.setattr(parking_module.gc, "collect", lambda: searched.append(1))
-    monkeypatch.setattr(parking_module, "give_back", lambda: given_back.append(gone() is None))
+    monkeypatch.setattr(host_copy_module.gc, "collect", lambda: searched.append(1))
+    monkeypatch.setattr(host_copy_module, "give_back", lambda: given_back.append(gone() is None))
     gc.disable()
     try:
-        parking_module.park(run)
+        host_copy_module.move_to_host(run)
     finally:
         gc.enable()
     assert gone() is None and not searched
@@ -410,7 +415,7 @@ def test_somebody_who_still_holds_the_old_state_is_looked_for(
     del around
     gc.disable()
     try:
-        parking_module.park(run)
+        host_copy_module.move_to_host(run)
     finally:
         gc.enable()
     assert gone() is None
@@ -423,9 +428,9 @@ def test_a_run_that_is_ending_says_so(workplace: Path, monkeypatch: pytest.Monke
 
     def save(*arguments: Any) -> Any:
         began = time.monotonic()
-        with pytest.raises(UserError, match="is ending") as told:
+        with pytest.raises(UserError, match="is ending") as reported:
             ask_to_pause(OUT)
-        said.append((told.value.exit_code, time.monotonic() - began, names()))
+        said.append((reported.value.exit_code, time.monotonic() - began, names()))
         return plain_save(*arguments)
 
     def finish(training: Training) -> Any:
@@ -451,7 +456,7 @@ def test_the_files_go_when_the_run_fails(workplace: Path, monkeypatch: pytest.Mo
     def broken(*arguments: Any) -> None:
         raise RuntimeError("the driver is gone")
 
-    monkeypatch.setattr(parking_module, "unpark", broken)
+    monkeypatch.setattr(host_copy_module, "move_to_card", broken)
 
     def asking() -> None:
         ask_to_pause(OUT)
@@ -467,10 +472,10 @@ def test_the_files_go_when_the_run_fails(workplace: Path, monkeypatch: pytest.Mo
 def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after a pause it is that of the weights alone: no reason to go on where no step fits."""
     run = open_run(config())
-    monkeypatch.setattr(parking_module, "peak_memory_gib", lambda device: 1e-6)
+    monkeypatch.setattr(pausing_module, "peak_memory_gib", lambda device: 1e-6)
     predicted = run.fit.choice.bill.need
-    assert parking_module.needed_by(run, measured=False) == predicted
-    assert parking_module.needed_by(run, measured=True) == 1e-6 * 2**30 < predicted
+    assert pausing_module.needed_by(run, measured=False) == predicted
+    assert pausing_module.needed_by(run, measured=True) == 1e-6 * 2**30 < predicted
     asked: list[bool] = []
     monkeypatch.setattr(
         refit_module, "needed_by", lambda run, *, measured: (asked.append(measured), float(predicted))[1]
@@ -481,11 +486,11 @@ def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pyte
         runs.append(opened(asked_for))
         return runs[0]
 
-    class Wishes(PauseRequest):
+    class Requests(PauseRequest):
         def __call__(self) -> bool:
             return bool(due) and runs[0].position.step >= due[0]
 
-        def wished(self) -> bool:
+        def requested(self) -> bool:
             return False  # taken back as soon as it is granted
 
         def granted(self, left: str = "") -> None:
@@ -493,6 +498,6 @@ def test_a_peak_counts_from_the_first_step_on(workplace: Path, monkeypatch: pyte
             super().granted(left)
 
     monkeypatch.setattr(loop_module, "open_run", noted)
-    monkeypatch.setattr(loop_module, "PauseRequest", Wishes)
+    monkeypatch.setattr(loop_module, "PauseRequest", Requests)
     train(config())
     assert asked == [False, False, True], "before the first step, at once once more, and later"

@@ -1,7 +1,7 @@
-"""Moments on disk: by parameter name, as they were stored, readable into any storage.
+"""Moments in checkpoints: by parameter name, in the format they were stored, readable into any storage.
 
-A run saved with int8 moments continues with fp32 ones and the reverse; continued as it was, it goes on
-bit for bit.
+A run saved with int8 moments continues with fp32 ones and the reverse. Continued with the same storage, it
+is the same bit for bit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def import_moment(slot: Slot, moment: str, into: State, tensors: Mapping[str, Te
         raise UserError(
             f"the saved optimizer state does not fit this model: {moment} of {slot.name}",
             f"it is {found}, the parameter is {tuple(slot.shape)}; was it trained by another optimizer?",
-            "continue with the optimizer it was saved with, or begin anew from its weights:\n"
+            "continue with the optimizer it was saved with, or start a new run from its weights:\n"
             "--init_from=./OLD_FOLDER --out_dir=NEW_FOLDER",
         )
     scale = tensors.get(f"{moment}_scale.{slot.name}")
@@ -56,7 +56,7 @@ def import_moment(slot: Slot, moment: str, into: State, tensors: Mapping[str, Te
 
 
 def read_moment(name: str, moment: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    """A saved moment in full precision, whatever it was saved as."""
+    """A saved moment in full precision, from whatever format."""
     saved, scale = tensors[f"{moment}.{name}"], tensors.get(f"{moment}_scale.{name}")
     if scale is None:
         return saved
@@ -68,6 +68,6 @@ def _scales(slot: Slot, scales: Tensor) -> Tensor:
 
 
 def _padded(tensor: Tensor) -> Tensor:
-    """Flat, and zeros up to a whole number of blocks."""
+    """The tensor, flat and padded with zeros to a whole number of blocks."""
     flat = tensor.reshape(-1)
     return pad(flat, (0, -flat.numel() % BLOCK))

@@ -1,4 +1,4 @@
-"""Which class computes which shape: the one place that knows all architectures."""
+"""The model class of every shape: the one module that knows all architectures."""
 
 from __future__ import annotations
 

@@ -13,16 +13,16 @@ from onecard.hardware.machine import GIB, GpuProcess, LocalGpu
 from onecard.hardware.measured import Load
 from onecard.hardware.sensors import Sensors
 from onecard.plan.bill import CONTEXT
-from onecard.train import neighbours
-from onecard.train.neighbours import (
+from onecard.train import other_processes
+from onecard.train.other_processes import (
     Look,
     careful_bytes,
     computes,
     look_at,
-    others,
+    process_notes,
+    spilling_note,
     spilling_platform,
-    told_about,
-    told_about_spilling,
+    without_this_process,
 )
 
 MIB = 2**20
@@ -32,44 +32,46 @@ XORG = GpuProcess(900, "Xorg", 300 * MIB, draws=True)
 FIREFOX = GpuProcess(901, "firefox", 600 * MIB, draws=True)
 
 
-# --- what is told ----------------------------------------------------------------------------------
+# --- what is reported ----------------------------------------------------------------------------------
 
 
 def test_another_trainer_is_named_with_what_it_holds() -> None:
-    (told,) = told_about(Look(neighbours=(TRAINER,)))
-    assert told.startswith("another program computes on this card: python (pid 4711) holds 5.20 GiB; ")
+    (reported,) = process_notes(Look(others=(TRAINER,)))
+    assert reported.startswith(
+        "another program computes on this card: python (pid 4711), it holds 5.20 GiB; "
+    )
 
 
 def test_what_draws_is_one_line_with_the_sum() -> None:
-    (told,) = told_about(Look(neighbours=(FIREFOX, XORG)))
-    assert told == "programs that draw (desktop, browser) hold 0.88 GiB of the card"
+    (reported,) = process_notes(Look(others=(FIREFOX, XORG)))
+    assert reported == "a desktop's programs (windows, browser) hold 0.88 GiB of the card"
 
 
 def test_a_small_desktop_is_not_worth_a_line() -> None:
-    assert told_about(Look(neighbours=(GpuProcess(900, "Xorg", 60 * MIB, draws=True),))) == []
+    assert process_notes(Look(others=(GpuProcess(900, "Xorg", 60 * MIB, draws=True),))) == []
 
 
-def test_where_the_driver_tells_no_memory_there_is_no_figure() -> None:
+def test_where_the_driver_reports_no_memory_there_is_no_figure() -> None:
     silent = (GpuProcess(7, None, None), GpuProcess(8, "dwm.exe", None, draws=True))
-    trainer, desktop = told_about(Look(neighbours=silent))
+    trainer, desktop = process_notes(Look(others=silent))
     assert "a program without a readable name (pid 7)" in trainer
-    assert "does not tell" in desktop
+    assert "does not report" in desktop
     assert "GiB" not in trainer + desktop
 
 
-def test_a_sum_of_which_a_part_is_not_told_is_at_least_that() -> None:
-    (told,) = told_about(Look(neighbours=(FIREFOX, GpuProcess(8, "kwin_x11", None, draws=True))))
-    assert "at least 0.59 GiB" in told
+def test_a_sum_of_which_a_part_is_not_reported_is_at_least_that() -> None:
+    (reported,) = process_notes(Look(others=(FIREFOX, GpuProcess(8, "kwin_x11", None, draws=True))))
+    assert "at least 0.59 GiB" in reported
 
 
-def test_memory_of_programs_that_are_not_listed_is_told_if_it_is_more_than_the_drivers_own() -> None:
-    assert told_about(Look(unnamed_bytes=500 * MIB)) == []
-    (told,) = told_about(Look(unnamed_bytes=5 * GIB))
-    assert "does not name hold 5.00 GiB" in told
+def test_memory_of_programs_that_are_not_listed_is_reported_if_it_is_more_than_the_drivers_own() -> None:
+    assert process_notes(Look(unnamed_bytes=500 * MIB)) == []
+    (reported,) = process_notes(Look(unnamed_bytes=5 * GIB))
+    assert "does not name hold 5.00 GiB" in reported
 
 
 def test_alone_on_the_card_there_is_nothing_to_tell() -> None:
-    assert told_about(Look(free_bytes=11 * GIB, total_bytes=12 * GIB, unnamed_bytes=0)) == []
+    assert process_notes(Look(free_bytes=11 * GIB, total_bytes=12 * GIB, unnamed_bytes=0)) == []
 
 
 @pytest.mark.parametrize(
@@ -91,18 +93,18 @@ def test_who_computes_and_who_draws(process: GpuProcess, answer: bool) -> None:
 # --- which of them are we ---------------------------------------------------------------------------
 
 
-def test_the_own_process_is_no_neighbour() -> None:
+def test_the_own_process_is_no_other_process() -> None:
     nameless = GpuProcess(5, None, 7 * GIB)
-    assert others([ME, TRAINER, nameless], 7 * GIB) == [TRAINER, nameless]
+    assert without_this_process([ME, TRAINER, nameless], 7 * GIB) == [TRAINER, nameless]
 
 
 def test_in_a_container_the_nameless_one_of_our_size_is_taken_for_us() -> None:
     """The driver lists pids as the host counts them: a run must not warn of itself."""
     ours, theirs = GpuProcess(88_001, None, 7 * GIB), GpuProcess(88_002, None, 3 * GIB)
-    assert others([ours], 6 * GIB) == []
-    assert others([theirs, ours], 6 * GIB) == [theirs]
-    assert others([GpuProcess(88_001, None, None)], 6 * GIB) == []
-    assert others([TRAINER, XORG], 6 * GIB) == [TRAINER, XORG]
+    assert without_this_process([ours], 6 * GIB) == []
+    assert without_this_process([theirs, ours], 6 * GIB) == [theirs]
+    assert without_this_process([GpuProcess(88_001, None, None)], 6 * GIB) == []
+    assert without_this_process([TRAINER, XORG], 6 * GIB) == [TRAINER, XORG]
 
 
 # --- looking at the card ----------------------------------------------------------------------------
@@ -115,8 +117,8 @@ def use_card(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 6 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 12 * GIB))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="bbbb"))
-    monkeypatch.setattr(neighbours, "local_gpus", lambda: list(gpus))
-    monkeypatch.setattr(neighbours, "find_sensors", lambda uuid: sensors)
+    monkeypatch.setattr(other_processes, "local_gpus", lambda: list(gpus))
+    monkeypatch.setattr(other_processes, "find_sensors", lambda uuid: sensors)
 
 
 def card(uuid: str | None, *processes: GpuProcess, free: int | None = GIB) -> LocalGpu:
@@ -125,7 +127,7 @@ def card(uuid: str | None, *processes: GpuProcess, free: int | None = GIB) -> Lo
 
 def test_the_card_is_found_by_its_uuid_and_not_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     use_card(monkeypatch, card("GPU-aaaa", XORG), card("GPU-bbbb", ME, TRAINER))
-    assert look_at("cuda:0").neighbours == (TRAINER,)
+    assert look_at("cuda:0").others == (TRAINER,)
 
 
 def test_among_several_cards_without_a_match_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +137,7 @@ def test_among_several_cards_without_a_match_nobody_is_accused(monkeypatch: pyte
 
 def test_a_single_card_needs_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     use_card(monkeypatch, card(None, ME, TRAINER))
-    assert look_at("cuda").neighbours == (TRAINER,)
+    assert look_at("cuda").others == (TRAINER,)
 
 
 def test_the_smaller_of_two_opinions_on_free_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +171,7 @@ def test_the_sensors_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (look.load, look.held_back_by) == (Load(clock_mhz=900, temperature_c=87), ("heat",))
 
 
-def test_a_cpu_has_no_neighbours() -> None:
+def test_a_cpu_has_no_other_processes() -> None:
     assert look_at("cpu") == Look()
 
 
@@ -210,7 +212,7 @@ def test_full_is_little_memory_or_a_small_share() -> None:
 
 
 def test_the_start_says_how_much_is_kept_and_how_to_change_it() -> None:
-    told = told_about_spilling("WSL2", careful_bytes(10 * GIB, 24 * GIB, spills=True))
-    assert "on WSL2" in told
-    assert "0.72 GiB" in told
-    assert "--vram_reserve" in told
+    reported = spilling_note("WSL2", careful_bytes(10 * GIB, 24 * GIB, spills=True))
+    assert "on WSL2" in reported
+    assert "0.72 GiB" in reported
+    assert "--vram_reserve" in reported

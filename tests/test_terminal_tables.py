@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from onecard.plan.tables import Row, lines_of, print_parts, print_rows, terms_together
+from onecard.terminal import Row, lines_of, print_parts, print_rows, terms_together
 
 HEADINGS = ["tokens/s", "GiB with CUDA itself", "EUR"]
 ROWS = [

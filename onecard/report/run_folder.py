@@ -1,4 +1,4 @@
-"""What a run of onecard left beside its log.txt: its config, its starts and the model it really has.
+"""Facts of a run's folder that its log.txt lacks: its config, its starts and the model it really has.
 
 Read without torch, and leniently: a file that is missing or damaged costs a fact, never the answer.
 """
@@ -21,15 +21,17 @@ from onecard.report.logs import ONECARD, Log
 from onecard.run.directory import RunDirectory, read_json
 from onecard.run.stored import json_lines
 
-# Of a start's first line nothing follows; the second one shows the pace, if only just.
-_LINES_THAT_TELL = 2
+# From a start's first line nothing follows; the second one shows the pace, if only just.
+_LEAST_LINES = 2
 # A run cannot have more FLOPs a token: what says so is damaged.
 _MOST_FLOPS = 10**18
 # What reading a damaged file, and counting with its values, may end in.
 _DAMAGE = (UserError, KeyError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
 
-class Beside:
+class RunFolder:
+    """A run's folder, as far as it can be read."""
+
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
 
@@ -44,7 +46,7 @@ class Beside:
         return None
 
     def damage(self) -> str:
-        """What to say of a config.json that cannot be used; empty where it can, and where there is none."""
+        """A message on a config.json that cannot be used; empty where it can, and where there is none."""
         path = self._directory.config_path
         try:
             content = load_json(path)
@@ -59,7 +61,7 @@ class Beside:
         return ""
 
     def facts_for(self, log: Log, config: RunConfig | None) -> Log:
-        """The log with what lies beside it. Its lines alone could be nanoGPT's: that it is onecard's own is
+        """The log with what its folder says. Its lines alone could be nanoGPT's: that it is onecard's own is
         known by its config or, where that is damaged, by the events."""
         device = self.device()
         if config is None and device is None:
@@ -83,19 +85,19 @@ class Beside:
         return {"vocab_size": vocabulary} if vocabulary is not None else {}
 
     def damaged_data(self, config: RunConfig | None) -> str:
-        """What to say where the vocabulary is that of data whose meta.json cannot be used."""
+        """A message where the vocabulary is that of data whose meta.json cannot be used."""
         if config is None or config.vocab_size is not None or self._planned_flops() or self._saved_flops():
             return ""
         return data_facts(config.dataset).problem
 
     def since_last_start(self, log: Log) -> Log:
-        """A run that goes on where it was stopped writes on as if nothing had been: only its events tell
-        that these are the steps of another process, with a warm-up and perhaps a card of its own."""
+        """The steps of the last process: a run that goes on where it was stopped writes on as if nothing had
+        been, and only its events show that these steps have a warm-up and perhaps a card of their own."""
         began = self._starts()
         for count in range(len(began), 0, -1):
             first = began[count - 1]
             since = [number >= first for number in log.steps.numbers]
-            if sum(since) >= _LINES_THAT_TELL:
+            if sum(since) >= _LEAST_LINES:
                 evaluations = tuple(number for number in log.evaluations if number >= first)
                 steps, starts = log.steps.where(since), max(count, log.starts)
                 return replace(log, steps=steps, evaluations=evaluations, starts=starts)
@@ -144,12 +146,12 @@ class Beside:
         return None
 
 
-def beside(source: str) -> Beside | None:
+def run_folder(source: str) -> RunFolder | None:
     """For a run's folder or the log.txt in it; None for what was pasted, and for any other file."""
     path = Path(source)
     if source == "-" or not (path.is_dir() or path.name == "log.txt"):
         return None
-    return Beside(RunDirectory(path if path.is_dir() else path.parent))
+    return RunFolder(RunDirectory(path if path.is_dir() else path.parent))
 
 
 def _sound(config: RunConfig) -> RunConfig:

@@ -15,14 +15,14 @@ from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.model.compiling import graphs_compiled
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim import regions as regions_module
-from onecard.optim.held import Storage
 from onecard.optim.optimizer import Optimizer
+from onecard.optim.region_buffers import Storage
 from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule, Rules, adamw_for_all
 from onecard.train import step as step_module
 from onecard.train.replay import Replay
-from onecard.train.step import Stepper
+from onecard.train.step import StepOptions, Stepper
 
 SHAPES = {
     "gpt2": GPT2Shape(n_layer=3, n_head=2, n_embd=32, vocab_size=64, block_size=16, bias=True),
@@ -60,12 +60,9 @@ def stepper_of(
         model,
         device="cpu",
         dtype="float32",
-        dropout=dropout,
-        grad_clip=1.0,
         rules=rules,
         storage=Storage(**storage),
-        seed=5,
-        compiled=compiled,
+        options=StepOptions(dropout=dropout, seed=5, compiled=compiled),
     )
 
 
@@ -90,19 +87,19 @@ def test_everything_is_compiled_in_it_and_nothing_is_learnt(
     family: str, more: dict[str, Any], step_sequences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
-    plain, counts = Stepper._rehearse, list[int]()
+    plain, counts = Stepper._warm_up, list[int]()
 
     def rehearse(stepper: Stepper, *sizes: int) -> None:
         counts.append(graphs_compiled())
         plain(stepper, *sizes)
         counts.append(graphs_compiled())
 
-    monkeypatch.setattr(Stepper, "_rehearse", rehearse)
+    monkeypatch.setattr(Stepper, "_warm_up", rehearse)
     found = weights_after(stepper_of(family, **more), step_sequences=step_sequences)
     before, after = counts
     assert after > before
     assert graphs_compiled() == after, "a real micro-batch finds all kernels there"
-    monkeypatch.setattr(Stepper, "_rehearse", lambda stepper, *sizes: None)
+    monkeypatch.setattr(Stepper, "_warm_up", lambda stepper, *sizes: None)
     without = weights_after(stepper_of(family, **more), step_sequences=step_sequences)
     for name, tensor in without.items():
         assert torch.equal(tensor, found[name]), name
@@ -132,11 +129,11 @@ def test_once_for_every_setting_and_not_without_the_compiler(monkeypatch: pytest
     stepper.release()
     weights_after(stepper, 1)
     assert seen[7:] == ["all"] * 2
-    stepper.record(False)
+    stepper.use_graphs(False)
     weights_after(stepper, 1)
     assert seen[9:] == [[0], "all", "all"]
     stepper.model.compiled = False
-    stepper.record(False)
+    stepper.use_graphs(False)
     weights_after(stepper, 1)
     assert seen[12:] == ["all"] * 2
 
@@ -161,13 +158,13 @@ def test_running_out_in_it_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
 
 def test_a_micro_batch_has_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a cap: what stays on the card (matmul workspaces) is there before the room is taken, and what the
-    rehearsal left has gone; once for every setting, and again when all was given back."""
+    warm_up left has gone; once for every setting, and again when all was given back."""
     happened: list[str] = []
-    plain_rehearsal, plain_loss = Stepper._rehearse, Stepper._loss_of
+    plain_warm_up, plain_loss = Stepper._warm_up, Stepper._loss_of
 
     def rehearse(stepper: Stepper, sequences: int) -> None:
-        happened.append("rehearsal")
-        plain_rehearsal(stepper, sequences)
+        happened.append("warm_up")
+        plain_warm_up(stepper, sequences)
 
     def loss_of(stepper: Stepper, *inputs: Tensor, layers: Any = None) -> Tensor:
         if layers is None:
@@ -178,7 +175,7 @@ def test_a_micro_batch_has_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch
         assert dtype == torch.uint8 and room > 0
         happened.append("room")
 
-    monkeypatch.setattr(Stepper, "_rehearse", rehearse)
+    monkeypatch.setattr(Stepper, "_warm_up", rehearse)
     monkeypatch.setattr(Stepper, "_loss_of", loss_of)
     monkeypatch.setattr(step_module, "is_capped", lambda device: True)
     monkeypatch.setattr(step_module, "give_back", lambda: happened.append("given back"))
@@ -187,7 +184,7 @@ def test_a_micro_batch_has_its_room_in_one_piece(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patched:
         patched.setattr(step_module, "torch", SimpleNamespace(**vars(torch) | {"empty": empty}))
         weights_after(stepper, steps=2)
-        assert happened == ["rehearsal", "given back", "workspaces", "room", *4 * ["micro-batch"]]
+        assert happened == ["warm_up", "given back", "workspaces", "room", *4 * ["micro-batch"]]
         happened.clear()
         stepper.release()
         weights_after(stepper, steps=1)
@@ -232,7 +229,7 @@ def test_so_are_the_kernels_of_the_update(kind: str, monkeypatch: pytest.MonkeyP
 
     found = run()
     assert compiled == [0, 0, 0]
-    monkeypatch.setattr(Optimizer, "rehearse", lambda optimizer: None)
+    monkeypatch.setattr(Optimizer, "warm_up", lambda optimizer: None)
     without = run()
     assert compiled[0] > 0, "there was something to compile"
     assert found.keys() == without.keys()
@@ -291,7 +288,7 @@ def test_a_step_done_again_counts_once_for_the_loss_scale(monkeypatch: pytest.Mo
     assert (stepper.loss_scale.value, stepper.loss_scale._good_steps) == (8.0, 0)
 
 
-def test_a_recording_gives_way_to_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_gives_way_to_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps its memory while an update needs some: where both do not fit, nothing is recorded any more."""
     stepper = stepper_of("2025", rules=by_muon(refined=False))
     expected = weights_after(stepper_of("2025", rules=by_muon(refined=False)), 3)
@@ -299,7 +296,7 @@ def test_a_recording_gives_way_to_the_update(monkeypatch: pytest.MonkeyPatch) ->
     class Recorded:
         held_bytes = 2**30
 
-        def play(self, inputs: Any) -> Tensor:
+        def replay(self, inputs: Any) -> Tensor:
             return stepper._loss_of(*inputs)
 
     plain = Optimizer.make_ready
@@ -313,7 +310,7 @@ def test_a_recording_gives_way_to_the_update(monkeypatch: pytest.MonkeyPatch) ->
     stepper.replay = Replay(stepper._loss_of, lambda *_: Recorded())
     found = weights_after(stepper, 3)
     assert stepper.replay is not None and stepper.replay.held_bytes == 0 and stepper.replay.ran_out
-    assert "96.00 MiB" in stepper.news()[0]
+    assert "96.00 MiB" in stepper.notes()[0]
     for name, tensor in found.items():
         assert torch.equal(tensor, expected[name]), name
 
@@ -329,8 +326,8 @@ def test_one_block_at_the_end_is_compiled_before_too(monkeypatch: pytest.MonkeyP
         rules=adamw_for_all((0.9, 0.95), 0.1), device="cpu", compute=torch.float32,
         storage=Storage("fp32", "int8", "optimizer"), compiled=True,
     )  # fmt: skip
-    assert [count for _, count in optimizer._spans_of(optimizer._held[0])] == [2048, 256]
-    optimizer.rehearse()
+    assert [count for _, count in optimizer._spans_of(optimizer._buffers[0])] == [2048, 256]
+    optimizer.warm_up()
     before = graphs_compiled()
     optimizer.update(Rates(1e-2), torch.ones(()))
     assert graphs_compiled() == before
@@ -352,5 +349,5 @@ def test_a_model_that_could_not_be_put_on_the_card_still_has_its_own_weights(
     with monkeypatch.context() as patched:
         patched.setattr(torch, "zeros", zeros)
         with pytest.raises(torch.OutOfMemoryError):
-            Stepper(model, device="cpu", dtype="bfloat16", dropout=0.0, grad_clip=1.0)
+            Stepper(model, device="cpu", dtype="bfloat16")
     assert all(tensor is before[name] for name, tensor in model.named_parameters())

@@ -1,4 +1,4 @@
-"""Weights & Biases, when asked for and installed."""
+"""The log in Weights & Biases, when asked for and installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from onecard.config.run import RunConfig
 from onecard.errors import install_command
+from onecard.language import _
 
 
 class Tracker(Protocol):
@@ -23,10 +24,10 @@ class NoTracker:
 
 
 class WandbTracker:
-    """Whatever it raises is said once: a full disk of its own, a server that is gone."""
+    """What it raises is reported once: a full disk of its own, a server that is gone."""
 
     def __init__(self, wandb: Any, config: RunConfig, say: Callable[[str], None]) -> None:
-        self._say, self._told = say, False
+        self._say, self._reported = say, False
         self._run = wandb.init(
             project=config.wandb_project, name=config.wandb_run_name, config=config.values()
         )
@@ -41,9 +42,10 @@ class WandbTracker:
         try:
             call(*arguments)
         except Exception as error:
-            if not self._told:
-                self._say(f"note: wandb failed ({error}); training goes on")
-            self._told = True
+            if not self._reported:
+                note = _("wandb failed ({error}); training goes on").format(error=error)
+                self._say(_("note: {text}").format(text=note))
+            self._reported = True
 
 
 def open_tracker(config: RunConfig, say: Callable[[str], None]) -> Tracker:
@@ -53,12 +55,12 @@ def open_tracker(config: RunConfig, say: Callable[[str], None]) -> Tracker:
     try:
         import wandb
     except ImportError:
-        say(
-            f"hint: wandb_log=True needs wandb; training goes on without it\n      {install_command('wandb')}"
-        )
+        hint = _("hint: wandb_log=True needs wandb; training goes on without it: {command}")
+        say(hint.format(command=install_command("wandb")))
         return NoTracker()
     try:
         return WandbTracker(wandb, config, say)
     except Exception as error:  # not logged in, offline, an old server: theirs to name, and no reason to stop
-        say(f"note: wandb did not start ({error}); training goes on without it")
+        note = _("wandb did not start ({error}); training goes on without it").format(error=error)
+        say(_("note: {text}").format(text=note))
         return NoTracker()

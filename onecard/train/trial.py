@@ -1,4 +1,4 @@
-"""A change made for speed, until it is judged."""
+"""A trial: a change of the setting made for speed, until it is judged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onecard.plan.search import Choice
 
 
 @dataclass(frozen=True)
-class Stage:
+class Trial:
     """A change for speed that is still to be judged."""
 
     before: Choice

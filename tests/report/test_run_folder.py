@@ -19,7 +19,7 @@ from onecard.config.sample import SampleConfig
 from onecard.data.tokenizer import make_tokenizer
 from onecard.files import write_json
 from onecard.report import eta_command
-from onecard.report.beside import beside
+from onecard.report.run_folder import run_folder
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import iteration_line
 
@@ -187,7 +187,7 @@ def test_every_config_that_is_written_is_whole(
         others = frozenset(field.name for field in knobs(SampleConfig))
         config = load_config(RunConfig, [str(path)], also_known=others)
         folder.write_config(config)
-        found = beside(str(folder.path))
+        found = run_folder(str(folder.path))
         assert found is not None and found.config() == config and found.damage() == "", path
 
 

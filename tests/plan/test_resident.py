@@ -1,4 +1,4 @@
-"""What stands on the card and the host is counted as optim/held.py allocates it."""
+"""What stands on the card and the host is counted as optim/region_buffers.py allocates it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from onecard.arch.parameters import parameters_of
 from onecard.arch.shapes import GPT2Shape
 from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
-from onecard.model.family import model_class
+from onecard.model.registry import model_class
 from onecard.optim import regions
-from onecard.optim.held import Storage
 from onecard.optim.lowbit import Int8State
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.recipe import rules_of
-from onecard.plan import standing as counted
+from onecard.optim.region_buffers import Storage
+from onecard.plan import resident as counted
 from onecard.plan.bill import is_refined
 from onecard.plan.lines import total
-from onecard.plan.standing import standing
+from onecard.plan.resident import resident
 
 VOCAB = 301
 MODELS = {
@@ -65,14 +65,14 @@ def allocated(optimizer: Optimizer) -> tuple[int, int]:
     """On the card and at home."""
     card: dict[int, int] = {}
     home: dict[int, int] = {}
-    for held in optimizer._held:
-        (home if held.on_host else card).update(storages(held.master, *held.states.values()))
-        card |= storages(held.working, *held.variances.values())
-        (card if held.layer_totals is None else home).update(storages(held.total))
-        if held.shuttle is not None:
-            card |= storages(*(t for place in held.shuttle._places for t in place))
-        if held.layer_totals is not None:
-            card |= storages(*held.layer_totals._places)
+    for buffers in optimizer._buffers:
+        (home if buffers.on_host else card).update(storages(buffers.master, *buffers.states.values()))
+        card |= storages(buffers.working, *buffers.variances.values())
+        (card if buffers.layer_accumulators is None else home).update(storages(buffers.accumulators))
+        if buffers.streamer is not None:
+            card |= storages(*(t for staging in buffers.streamer._staging for t in staging))
+        if buffers.layer_accumulators is not None:
+            card |= storages(*buffers.layer_accumulators._staging)
     muon = optimizer._muon
     if muon is not None:
         card |= storages(muon._x, muon._y, muon._gram, muon._poly)
@@ -97,11 +97,11 @@ def test_every_storage_is_counted_as_it_is_allocated(
             storage=Storage(masters, states, offload),
         )  # fmt: skip
         setting = Setting(1, 128, offload=offload, master_weights=masters, optim_states=states)
-        ours = standing(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
+        ours = resident(shape, setting, dtype, by_muon=config.by_muon, refined=is_refined(config))
         card, home = total(ours.card), total(ours.host)
         if config.by_muon and dtype == "bfloat16":
             # A CPU iterates in fp32.
-            room = {d: next(line for line in standing(shape, setting, d, by_muon=True).card
+            room = {d: next(line for line in resident(shape, setting, d, by_muon=True).card
                             if line.name == "Muon's room").bytes for d in (dtype, "float32")}  # fmt: skip
             card += room["float32"] - room["bfloat16"]
         assert (card, home) == (pytest.approx(allocated(optimizer)[0], abs=8), allocated(optimizer)[1])
@@ -113,7 +113,7 @@ def test_bytes_a_parameter() -> None:
 
     def on_card(kind: str, *, by_muon: bool = False, dtype: str = "bfloat16", **kept: str) -> float:
         each = per_element(kind, Setting(1, 128, **kept), dtype, by_muon=by_muon)  # type: ignore[arg-type]
-        return each.working + (0 if each.totals_on_host else each.total) + (
+        return each.working + (0 if each.accumulators_on_host else each.accumulator) + (
             0 if each.on_host else each.master + each.states
         )  # fmt: skip
 
@@ -135,5 +135,5 @@ def test_a_model_of_any_size_is_counted_at_once() -> None:
     began = time.process_time()
     for micro_batch in range(1, 300):
         for offload in ("none", "optimizer", "gradients"):
-            standing(huge, Setting(micro_batch, 512, "block", offload), "bfloat16", by_muon=False)
+            resident(huge, Setting(micro_batch, 512, "block", offload), "bfloat16", by_muon=False)
     assert time.process_time() - began < 2.0
