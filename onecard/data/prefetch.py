@@ -42,7 +42,7 @@ class Micro:
         return int(self.x.shape[0])
 
 
-class Step(NamedTuple):
+class StepData(NamedTuple):
     """One optimizer step's data. Iterate `micros` to the end, train, then adopt `next_state`."""
 
     micros: StepMicros
@@ -150,7 +150,7 @@ class Prefetcher:
         life = self._life() if self._life is not None else None
         return life is not None and not life.over
 
-    def next_step(self) -> Step:
+    def next_step(self) -> StepData:
         """The next step's micro-batches and the state once they are trained on."""
         if self._life is None and not self._stop.is_set():
             self._begin()
@@ -159,7 +159,7 @@ class Prefetcher:
         item = self._next_item()
         assert isinstance(item, _StepBegins)
         self._current = StepMicros(self, self._sizes)
-        return Step(self._current, item.next_state)
+        return StepData(self._current, item.next_state)
 
     def close(self) -> None:
         """Stop the thread and let go of what it had read."""
