@@ -287,9 +287,11 @@ class Fetcher:
 
 def _bar_of(download: _Download, stop: threading.Event) -> type[Any]:
     """A progress bar for huggingface_hub that shows nothing: it counts, and `stop` ends the transfer."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub import utils
 
-    class Bar(tqdm):  # type: ignore[type-arg,misc]
+    base: Any = vars(utils)["tqdm"]  # the class; mypy sees the module of the same name
+
+    class Bar(base):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             self._seen = 0
             super().__init__(*arguments, **options | {"disable": True})
