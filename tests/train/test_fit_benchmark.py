@@ -237,7 +237,7 @@ def test_a_setting_is_tried_under_a_cap_that_is_lifted_again(
         def release(self) -> None:
             pass
 
-        def record(self, graphs: bool | None) -> None:
+        def use_graphs(self, graphs: bool | None) -> None:
             assert graphs is False
 
     question = runs.question_of(options)
