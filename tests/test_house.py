@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
 import time
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,6 +188,82 @@ def test_test_files_have_names_of_their_own() -> None:
 def test_a_module_can_be_read_in_one_sitting(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= (MAX_LOOP_LINES - 1 if path == PACKAGE / "train" / "loop.py" else MAX_LINES)
+
+
+MOST_LINES_OF_A_FUNCTION = 60
+MOST_PARAMETERS = 8
+# Code lines of a room: no blank lines, comments or docstrings. Raised only with a reason, in the commit.
+BUDGET = {
+    "terminal": 170, "language": 80, "errors": 50, "files": 160, "arch": 570, "config": 1210,
+    "hardware": 1620, "plan": 3520, "data": 5330, "model": 1910, "optim": 1250, "convert": 1190,
+    "run": 1600, "generate": 400, "train": 4350, "report": 1390, "cli": 620, "__init__": 1,
+    "__main__": 3,
+}  # fmt: skip
+
+
+def functions_of(source: str) -> Iterator[ast.FunctionDef]:
+    """All but kernels: what a Triton kernel is given is its pointers, strides and sizes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and "jit" not in ast.dump(ast.List(node.decorator_list)):
+            yield node
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path))
+def test_a_function_fits_a_screen_and_takes_few_parameters(path: Path) -> None:
+    for function in functions_of(path.read_text(encoding="utf-8")):
+        lines = (function.end_lineno or 0) - function.lineno + 1
+        assert lines <= MOST_LINES_OF_A_FUNCTION, f"{function.name} has {lines} lines"
+        given = function.args
+        names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        assert len([n for n in names if n not in ("self", "cls")]) <= MOST_PARAMETERS, function.name
+
+
+def code_lines(source: str) -> int:
+    """Lines with code: no blanks, no comments, no docstrings."""
+    docstrings = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(first := node.body[0], ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+        for line in range(first.lineno, (first.end_lineno or 0) + 1)
+    }
+    nothing = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
+    found = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in nothing
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(found - docstrings)
+
+
+def test_code_lines_are_counted() -> None:
+    source = (
+        '"""What.\n\nMore."""\n\n# why\nx = (1,\n     2)  # two\n\n\ndef f():\n    """Doc."""\n    return x\n'
+    )
+    assert code_lines(source) == 4
+
+
+def test_a_room_keeps_its_budget() -> None:
+    lines: dict[str, int] = {}
+    for path in MODULES:
+        room = room_of(name_of(path))
+        lines[room] = lines.get(room, 0) + code_lines(path.read_text(encoding="utf-8"))
+    over = {
+        room: (count, BUDGET.get(room, 0)) for room, count in lines.items() if count > BUDGET.get(room, 0)
+    }
+    assert over == {}
+    assert {room for room in BUDGET if BUDGET[room] > 1.1 * lines.get(room, 0) + 20} == set(), "lower these"
 
 
 # --- the base install ---------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""What is known of a dataset without reading its tokens: where it lies, its vocabulary, how long it is."""
+"""What is known of a dataset without reading its tokens: where it lies, its vocabulary, how long it is.
+
+Who trains on one that is missing is refused in data/bins.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Weight gradients, added to their accumulators by the matmul that computes them.
 
+(The sum of losses over micro-batches is train/step.py's.)
+
 A separate bf16 gradient, added afterwards, would cost a copy of every weight and the digits that bf16
 rounds off. Here the matmul adds the product of bf16 rows to an fp32 accumulator. Matmuls sum in fp32
 anyway, and no other copy of the gradient exists.

@@ -1,4 +1,9 @@
-"""The rules by which parameters learn, and the rates of a step."""
+"""The rules by which parameters learn, and the rates of a step.
+
+A new optimizer brings a rule here, who learns by it (recipe.py), its update (optimizer.py calls it, as it
+calls muon.py), its states (region_buffers.py), their bytes (arch/layout.py), its launches and time
+(plan/host.py, plan/speed.py) and a choice of the knob `optimizer` (config/run.py).
+"""
 
 from __future__ import annotations
 

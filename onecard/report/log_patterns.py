@@ -1,4 +1,7 @@
-"""Log formats as patterns: the lines of nanoGPT, nanochat, onecard and the Hugging Face Trainer."""
+"""Log formats as patterns: the lines of nanoGPT, nanochat, onecard and the Hugging Face Trainer.
+
+A new format brings its patterns here, and its name and how its lines are read in logs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run cannot go on: what to report, and how to go on with what there is."""
+"""When a run cannot go on: what to report, and how to go on with what there is (out of memory: memory.py)."""
 
 from __future__ import annotations
 
