@@ -17,6 +17,7 @@ from tiny_runs import FULL, TINY, events
 
 from onecard.cli import main
 from onecard.data.prepare.command import prepare
+from onecard.data.prepare.options import PrepareOptions
 from onecard.language import _, english_of, joined, number
 from onecard.train import evaluate as evaluate_module
 from onecard.train.interrupt import StopRequest
@@ -133,7 +134,7 @@ def test_a_pipe_is_told_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_last_words_are_commands_that_work(capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("def f(x):\n    return x + 1\n" * 400)
-    prepare(["text.txt"], tokenizer="byte", progress=False)
+    prepare(["text.txt"], PrepareOptions(tokenizer="byte"), progress=False)
     words = [word for word in TINY if not word.startswith(("--vocab", "--dataset", "--out_dir"))]
     assert main(["train", *words, "--dataset=text", "--out_dir=my run"]) == 0
     lines = capsys.readouterr().out.splitlines()[-3:]

@@ -287,14 +287,12 @@ class Fetcher:
 
 def _bar_of(download: _Download, stop: threading.Event) -> type[Any]:
     """A progress bar for huggingface_hub that shows nothing: it counts, and `stop` ends the transfer."""
-    from huggingface_hub import utils
+    from huggingface_hub.utils.tqdm import tqdm
 
-    base: Any = vars(utils)["tqdm"]  # the class; mypy sees the module of the same name
-
-    class Bar(base):  # type: ignore[misc]
+    class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             self._seen = 0
-            super().__init__(*arguments, **options | {"disable": True})
+            super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
             if stop.is_set():
