@@ -30,7 +30,7 @@ from onecard.plan.bill import Facts, host_lines, training_bill
 from onecard.plan.others import nanogpt_step
 from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.search import Question, by_kind, settings, stages
-from onecard.plan.show import grouped, setting_name
+from onecard.plan.tables import grouped, setting_name
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import Recorder
 

@@ -255,7 +255,7 @@ def test_a_config_that_leaves_defaults_out(tmp_path: Path) -> None:
         ({"n_positions": 13}, "'transformer.wpe.weight'"),
         ({"n_embd": 32}, "has the wrong shape"),
         ({"tie_word_embeddings": False}, "no output head"),
-        ({"onecard": "nonsense"}, "not what export writes"),
+        ({"onecard": {"bias": "nonsense"}}, "not what export writes"),
     ],
 )
 def test_settings_that_cannot_be_followed_are_named(
