@@ -104,10 +104,20 @@ def columns(of_a_pipe: int) -> int:
 
 
 def folded(text: str) -> str:
-    """Lines as long as a terminal is wide, each going on below where it began; a pipe's stay as they are."""
+    """Lines as long as a terminal is wide, each going on below where it began; a pipe's stay as they are.
+
+    A line that ends in a command has it on a line of its own, whole: broken, it could not be pasted.
+    """
     width = columns(of_a_pipe=sys.maxsize)
-    lines = ((line, len(line) - len(line.lstrip())) for line in text.split("\n"))
-    return "\n".join(part for line, indent in lines for part in hanging(line, width, indent))
+    lines = []
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip())
+        label, command, rest = line.partition(": onecard ")
+        if command and len(line) > width:
+            lines += [f"{label}:", f"  onecard {rest}"]
+        else:
+            lines += hanging(line, width, indent)
+    return "\n".join(lines)
 
 
 def hanging(line: str, width: int, indent: int) -> list[str]:

@@ -544,3 +544,22 @@ def test_a_misspelt_knob_that_is_used_further_on_gets_a_note(tmp_path: Path) -> 
     assert [a.name for a in parsed.assignments] == ["min_lr", "batch_size"]
     (note,) = parsed.notes
     assert note.endswith("x.py:1: 'learning_rat' is no knob; did you mean learning_rate?")
+
+
+def test_configs_that_come_with_the_package_are_found_without_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "prefix" / "share" / "onecard" / "config"
+    installed.mkdir(parents=True)
+    (installed / "demo.py").write_text("n_layer = 3\n")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
+    (found,) = read_config_file("config/demo.py", {"n_layer": 12}).assignments
+    assert found.value == 3
+    Path("config").mkdir()
+    Path("config/demo.py").write_text("n_layer = 4\n")
+    (mine,) = read_config_file("config/demo.py", {"n_layer": 12}).assignments
+    assert mine.value == 4, "one that is here comes first"
+    with pytest.raises(UserError, match=r"there is no config file config/none\.py"):
+        read_config_file("config/none.py", {})
