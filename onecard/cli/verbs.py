@@ -31,7 +31,7 @@ class TrainOptions(Config):
 
     # fmt: off
     pause: bool = option("bool", "the job in --out_dir frees the card and keeps its state in host memory", group="a job that is running")
-    resume_now: bool = option("bool", "and takes the card again, where it was", group="a job that is running")
+    resume_now: bool = option("bool", "the paused job takes the card again and goes on", group="a job that is running")
     json: bool = option("bool", "print the summary as JSON, for programs")
     # fmt: on
 
@@ -54,7 +54,7 @@ class GpusOptions(Config):
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Config):
     # fmt: off
-    seconds: float = option("float", "how long to measure, about", default=20.0, low=1, high=600, value="N")
+    seconds: float = option("float", "about how many seconds to measure", default=20.0, low=1, high=600, value="N")
     device: str = option("str", "auto, cuda, cuda:N; or cpu, which measures the processor in small sizes", default="auto", value="NAME")
     power_limits: str | None = option("str", "compare power limits instead, in watts: 200,170,140. You set each one with the command it names; it measures TFLOPS and watts, and changes no setting itself", value="W,W,...")
     json: bool = option("bool", _AS_JSON)

@@ -33,6 +33,11 @@ def count(tokens: float) -> str:
     return number(tokens, ".0f")
 
 
+def digits(value: float) -> str:
+    """The form of a figure with two digits that count, and none behind the point from 10 on."""
+    return ",.0f" if value >= 9.95 else ".1f" if value >= 0.995 else ".2g" if value >= 0.001 else ".0f"
+
+
 def speed(tokens_per_s: float, step_seconds: float) -> str:
     if step_seconds < 0.1:
         text = _("{n:,.0f} tokens/s, {ms:.1f} ms a step")

@@ -14,7 +14,7 @@ from onecard.config.files import COMMAND_LINE
 from onecard.config.run import RunConfig
 from onecard.hardware.cards import match_card
 from onecard.language import _, number
-from onecard.plan.amounts import count, duration, gib
+from onecard.plan.amounts import count, digits, duration, gib
 from onecard.plan.answer import Answer, answer, brief, cost_of_choice
 from onecard.plan.cost import Cost
 from onecard.plan.largest import USUAL_HOST_RAM
@@ -170,7 +170,7 @@ def _energy_cells(cost: Cost | None) -> tuple[str, str]:
     """kWh and money."""
     if cost is None or cost.pc_kwh is None:
         return "-", "-"
-    return number(cost.pc_kwh, ",.0f"), amount(cost, ",.0f")
+    return number(cost.pc_kwh, digits(cost.pc_kwh)), amount(cost, digits(cost.amount or 0.0))
 
 
 def _show_rows(depths: Depths, console: Console) -> None:
@@ -185,10 +185,12 @@ def _show_rows(depths: Depths, console: Console) -> None:
         cells = [count(tokens)]
         for cost in costs[:-1]:
             cells += ["-", "-", "-"] if cost is None else [
-                number(cost.days, ",.1f"), *_energy_cells(cost),
+                number(cost.days, digits(cost.days)), *_energy_cells(cost),
             ]  # fmt: skip
         hours = _node_hours(costs[-1])
-        rows.append(Row(f"{name} {generation}", (*cells, "-" if hours is None else number(hours, ",.1f"))))
+        rows.append(
+            Row(f"{name} {generation}", (*cells, "-" if hours is None else number(hours, digits(hours))))
+        )
     title = _("Fewer tokens and smaller models, predicted")
     print_rows(console, title, "", headings, rows)
     text = _("{n}×H100: rented, {n} times the speed of one; communication is not counted")

@@ -29,7 +29,7 @@ class Options(Config):
     gpu: str | None = option("str", "the card to plan for; this machine's unless given", group="the card", value="CARD")
     tflops: float | None = option("float", "its rate, where `onecard gpus` does not list it: bf16 with fp32 sums, dense", group="the card", low=0.01, high=100_000, value="N")
     bandwidth: float | None = option("float", "and that of its memory, in GB/s; how much memory: --vram_limit, or a name with \"12GB\"", group="the card", low=0.01, high=1_000_000, value="N")
-    watts: float | None = option("float", "its power limit, for energy and money; a laptop's is slower at a lower one", group="the card", low=0.01, high=100_000, value="N")
+    watts: float | None = option("float", "its power limit in watts, for energy and money; a laptop card is slower at a lower limit", group="the card", low=0.01, high=100_000, value="N")
     host_ram: float | None = option("float", "GiB of memory in its PC; 2 are left to the system. This one's unless --gpu is given", group="the card", low=0, high=1_000_000, value="GIB")
     memory: bool = option("bool", "the memory, line by line", group="what to answer")
     compare: bool = option("bool", "every kind of setting: exact, low-bit, recompute, offload", group="what to answer")
