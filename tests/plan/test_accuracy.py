@@ -398,7 +398,7 @@ def test_the_whole_path_on_a_cpu_and_going_on_from_there(accuracy: Any, tmp_path
     assert found["fitted"]["allocated"] is None  # nothing that was not measured counts as met
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_lanes_measure_the_same_one_at_a_time(tmp_path: Path) -> None:
     words = ("--device=cpu", "--tiny", "--bench_seconds=0.2", "--count=3", "--only=block/")
     plain, beside = tmp_path / "plain.json", tmp_path / "beside.json"
@@ -420,7 +420,7 @@ def test_lanes_measure_the_same_one_at_a_time(tmp_path: Path) -> None:
         assert one["alone"][1] <= other["alone"][0] or other["alone"][1] <= one["alone"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_again_replaces_and_no_budget_starts_nothing(tmp_path: Path) -> None:
     out = tmp_path / "tiny.json"
     words = ("--device=cpu", "--tiny", "--bench_seconds=0.2", f"--out={out}", "--only=block/", "--lanes=2")

@@ -32,7 +32,7 @@ def results(file: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_tiny_mode_runs_and_all_requirements_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
