@@ -416,11 +416,15 @@ def test_a_sentence_keeps_its_english_for_logs(monkeypatch: pytest.MonkeyPatch, 
 # --- everything a person reads ------------------------------------------------------------------
 
 # Rooms in which every sentence of an error goes through gettext.
-SPEAKING = ("errors", "language", "run", "convert", "generate", "report", "config", "cli")
+SPEAKING = (
+    "errors", "language", "run", "convert", "generate", "report", "config", "cli", "hardware", "optim",
+    "model",
+)  # fmt: skip
 # A command, or an assignment, is the same in every language.
 COMMAND = re.compile(r"(onecard|git|tail|python|pip|--[\w{])(?!.*(, |; |\(| or | works\b| lists\b))")
 ERRORS = {
     "UserError",
+    "UnknownCardError",
     "SaveError",
     "DamagedConfigError",
     "_DamagedError",

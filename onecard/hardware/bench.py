@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from onecard.errors import UserError
 from onecard.hardware.bench_sizes import CARD_SIZES, CPU_SIZES, Shape, Sizes
-from onecard.hardware.cpu import available_memory
-from onecard.hardware.machine import GIB, local_cpu
+from onecard.hardware.cpu import available_memory, local_cpu
+from onecard.hardware.machine import GIB
 from onecard.hardware.measured import AttentionRate, Load, MatmulRate, Measured
 from onecard.hardware.sensors import Sensors, find_sensors
+from onecard.language import _
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +75,10 @@ class Bench:
         smallest = min((shape for level in sizes.levels() for shape in level), key=self._bytes_of)
         if max(self._bytes_of(smallest), 2 * copied) > self.usable_bytes:
             raise UserError(
-                f"too little free memory to measure: {self.usable_bytes / USABLE / 2**20:.0f} MiB",
-                hint="onecard gpus   shows who uses the card",
+                _("too little free memory to measure: {n:.0f} MiB").format(
+                    n=self.usable_bytes / USABLE / 2**20
+                ),
+                hint=_("onecard gpus   shows who uses the card"),
                 exit_code=1,
             )
         return replace(sizes, ceiling=ceiling, copy_bytes=copied)
@@ -146,7 +149,7 @@ class Bench:
             times.append(
                 self.elapsed(call, calls, queued=False, meanwhile=lambda: readings.append(self._read()))
             )
-            say(f"load, {2 * size**3 / times[-1] / 1e12:.4g} TFLOPS")
+            say(_("load, {n:.4g} TFLOPS").format(n=2 * size**3 / times[-1] / 1e12))
         half = len(times) // 2
         return 2 * size**3 / statistics.median(times[half:]) / 1e12, _typical(readings[half:])
 
@@ -158,7 +161,8 @@ class Bench:
     ) -> tuple[list[MatmulRate], list[str]]:
         """The rates, and what was left out."""
         skipped = [s for level in levels for s in level if self._bytes_of(s) > self.usable_bytes]
-        notes = [f"matmul {_times(shape)}: too large for the free memory" for shape in skipped]
+        too_large, no_time = _("matmul {shape}: too large for the free memory"), _("matmul {shape}: no time")
+        notes = [too_large.format(shape=_times(shape)) for shape in skipped]
         levels = [kept for level in levels if (kept := [s for s in level if s not in skipped])]
         everything = [shape for level in levels for shape in level]
         pool = self.torch.randn(
@@ -183,9 +187,8 @@ class Bench:
             if len(rates) < len(level):
                 # Half a level would stand in for shapes it has nothing to say about.
                 found = found or rates
-                notes += [
-                    f"matmul {_times(s)}: no time" for s in everything if s not in map(_shape_of, found)
-                ]
+                late = [s for s in everything if s not in map(_shape_of, found)]
+                notes += [no_time.format(shape=_times(s)) for s in late]
                 break
             found += rates
         return found, notes
@@ -220,7 +223,7 @@ class Bench:
         return [self._attention(*case, seconds / len(cases) / 2, say) for case in cases]
 
     def _attention(self, head_dim: int, block: int, budget: float, say: Say) -> AttentionRate:
-        say(f"attention, heads of {head_dim}, {block} tokens")
+        say(attention_label(head_dim, block))
         torch = self.torch
         batch, heads = self.sizes.attention_tokens // block, self.sizes.attention_width // head_dim
         q, k, v = (
@@ -298,11 +301,11 @@ def measure(
         ceiling, load = bench.sustained(seconds * SHARES["load"], say)
         rates, skipped = bench.matmuls(bench.sizes.levels(own), seconds * SHARES["matmul"], say)
         attention = bench.attention(seconds * SHARES["attention"], say)
-        say("memory")
+        say(_("memory"))
         copy, reduction = bench.memory(seconds * SHARES["memory"])
-        say("host memory")
+        say(_("host memory"))
         h2d, d2h, pinned = bench.host(seconds * SHARES["host"])
-        say("launches")
+        say(_("launches"))
         launch = bench.launch(seconds * SHARES["launch"])
     return Measured(
         card=name,
@@ -348,9 +351,9 @@ def computing_on(device: str) -> Iterator[None]:
             yield
     except torch.OutOfMemoryError as error:
         raise UserError(
-            "the card's memory ran out while measuring",
+            _("the card's memory ran out while measuring"),
             why=str(error).splitlines()[0],
-            hint="onecard gpus   shows who else uses the card",
+            hint=_("onecard gpus   shows who else uses the card"),
             exit_code=1,
         ) from None
     finally:
@@ -364,6 +367,10 @@ def _typical(readings: list[Load]) -> Load:
         return statistics.median(values) if values else None
 
     return Load(*(median(name) for name in ("clock_mhz", "power_w", "temperature_c", "power_limit_w")))
+
+
+def attention_label(head_dim: int, block: int) -> str:
+    return _("attention, heads of {size}, {n} tokens").format(size=head_dim, n=block)
 
 
 def _shape_of(rate: MatmulRate) -> Shape:

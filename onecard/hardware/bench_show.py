@@ -15,12 +15,13 @@ from onecard.config.knobs import knobs, load_config
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
-from onecard.hardware.bench import Bench, computing_on, describe, measure
+from onecard.hardware.bench import Bench, attention_label, computing_on, describe, measure
 from onecard.hardware.bench_sizes import CARD_SIZES
 from onecard.hardware.cards import Card, match_card
 from onecard.hardware.machine import resolve_device
 from onecard.hardware.measured import Measured, save_measured
 from onecard.hardware.power import PowerSweep, parse_limits, sweep
+from onecard.language import _, ngettext, number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,12 +37,14 @@ def bench_command(
     """Measure, keep the record, show it; with power limits, walk through these instead."""
     if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
         raise UserError(
-            f"--seconds {seconds:g} is out of range",
-            why=f"it takes {SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g}; about 20 give steady figures",
+            _("--seconds {n:g} is out of range").format(n=seconds),
+            why=_("it takes {least:g} to {most:g}; about 20 give steady figures").format(
+                least=SHORTEST_SECONDS, most=LONGEST_SECONDS
+            ),
         )
     limits = parse_limits(power_limits) if power_limits is not None else None
     if limits is not None and config is not None:
-        raise UserError("--power-limits compares one load at several limits and takes no config")
+        raise UserError(_("--power-limits compares one load at several limits and takes no config"))
     own = widths_of(config) if config is not None else []
     place = device_to_measure(device)
     if limits is not None:
@@ -53,7 +56,7 @@ def bench_command(
     except OSError as error:
         # The figures are there all the same.
         path = None
-        terminal.say(f"note: the record could not be kept: {error}")
+        terminal.say(_("note: the record could not be kept: {error}").format(error=error))
     if as_json:
         terminal.show_json(json.dumps(measured.to_json() | {"file": path}, indent=1))
     else:
@@ -66,10 +69,11 @@ def device_to_measure(requested: str) -> str:
     place = resolve_device(requested)
     if place == "cpu" and requested.strip().lower() != "cpu":
         raise UserError(
-            "there is no graphics card here to measure",
-            why="neither torch nor the NVIDIA driver's library sees one",
-            hint="if one is built in, install its driver (nvidia-smi must list it)\n"
-            "onecard bench --device cpu   measures the processor, in float32 and small sizes",
+            _("there is no graphics card here to measure"),
+            why=_("neither torch nor the NVIDIA driver's library sees one"),
+            hint=_("if one is built in, install its driver (nvidia-smi must list it)")
+            + "\n"
+            + _("onecard bench --device cpu   measures the processor, in float32 and small sizes"),
             exit_code=1,
         )
     return place
@@ -85,8 +89,8 @@ def widths_of(config: str) -> list[tuple[int, int]]:
 
 def _power_command(limits: list[float], place: str, as_json: bool) -> int:
     if place == "cpu":
-        raise UserError("--power-limits is for graphics cards, not for the CPU")
-    _, _, sensors = describe(place)
+        raise UserError(_("--power-limits is for graphics cards, not for the CPU"))
+    sensors = describe(place)[2]
     with computing_on(place):
         bench = Bench(place, CARD_SIZES, sensors)
         result = sweep(limits, sensors, bench.sustained, say=terminal.say)
@@ -120,7 +124,7 @@ class Progress:
                 transient=True,
                 auto_refresh=False,  # a thread that draws would disturb what is timed
             )
-            self._task = self._bar.add_task("starting", total=self._seconds)
+            self._task = self._bar.add_task(_("starting"), total=self._seconds)
             self._bar.start()
         return self
 
@@ -143,15 +147,15 @@ class Progress:
 def show(measured: Measured, path: str | None) -> None:
     console = _console()
     card = match_card(measured.card, measured.memory_gib)
-    memory = f", {measured.memory_gib:.1f} GiB" if measured.memory_gib is not None else ""
-    versions = ", ".join(
-        filter(None, [measured.driver and f"driver {measured.driver}", f"torch {measured.torch}"])
-    )
+    memory = f", {number(measured.memory_gib, '.1f')} GiB" if measured.memory_gib is not None else ""
+    driver = _("driver {version}").format(version=measured.driver) if measured.driver else ""
+    versions = ", ".join(filter(None, [driver, f"torch {measured.torch}"]))
     console.print(f"{measured.card}{memory} ({versions}), {measured.dtype}", style="bold", soft_wrap=True)
-    table = _table("", "measured", "nominal", "reached")
+    table = _table("", _("measured"), _("nominal"), _("reached"))
     for label, figure, unit, nominal in _rows(measured, card):
         share = f"{figure / nominal:.0%}" if nominal else ""
-        table.add_row(label, f"{figure:.4g} {unit}", f"{nominal:g} {unit}" if nominal else "", share)
+        known = f"{number(nominal, 'g')} {unit}" if nominal else ""
+        table.add_row(label, f"{number(figure, '.4g')} {unit}", known, share)
     console.print(table)
     load = measured.load
     parts = [
@@ -160,14 +164,16 @@ def show(measured: Measured, path: str | None) -> None:
         if value is not None
     ]
     if parts:
-        limit = f", power limit {load.power_limit_w:.0f} W" if load.power_limit_w is not None else ""
-        console.print(f"under load: {', '.join(parts)}{limit}", soft_wrap=True)
+        if load.power_limit_w is not None:
+            parts.append(_("power limit {n:.0f} W").format(n=load.power_limit_w))
+        console.print(_("under load: {figures}").format(figures=", ".join(parts)), soft_wrap=True)
     if measured.skipped:
         first, *more = measured.skipped
-        others = f", and {len(more)} more" if more else ""
-        console.print(f"left out: {first}{others}", soft_wrap=True)
+        text = _("left out: {first}, and {n} more") if more else _("left out: {first}")
+        console.print(text.format(first=first, n=len(more)), soft_wrap=True)
     if path is not None:
-        console.print(f"{measured.seconds:.0f} s; kept in {path}", soft_wrap=True)
+        text = _("{n:.0f} s; kept in {path}").format(n=measured.seconds, path=path)
+        console.print(text, soft_wrap=True)
 
 
 def _rows(measured: Measured, card: Card | None) -> list[tuple[str, float, str, float | None]]:
@@ -175,7 +181,7 @@ def _rows(measured: Measured, card: Card | None) -> list[tuple[str, float, str, 
     peak = card.peak_tflops(measured.dtype) if card else None
     bandwidth = card.bandwidth_gbps if card else None
     size = measured.ceiling_size
-    rows = [(f"matmul {size}³, sustained", measured.ceiling_tflops, "TFLOPS", peak)]
+    rows = [(_("matmul {size}³, sustained").format(size=size), measured.ceiling_tflops, "TFLOPS", peak)]
     tokens = max(rate.tokens for rate in measured.matmuls)
     for width in sorted({rate.k for rate in measured.matmuls if rate.tokens == tokens}):
         # A layer of nanoGPT: queries, keys and values, the projection back, up and down.
@@ -184,16 +190,17 @@ def _rows(measured: Measured, card: Card | None) -> list[tuple[str, float, str, 
         time_taken = sum(
             n * times / measured.matmul_tflops(tokens, n * width, width) for n, times in flops.items()
         )
-        rows.append((f"layers {width} wide, {tokens} tokens", work / time_taken, "TFLOPS", peak))
+        label = _("layers {width} wide, {n} tokens").format(width=width, n=tokens)
+        rows.append((label, work / time_taken, "TFLOPS", peak))
     for rate in measured.attention:
-        label = f"attention, heads of {rate.head_dim}, {rate.block} tokens"
-        rows.append((label, rate.tflops, "TFLOPS", None))
+        rows.append((attention_label(rate.head_dim, rate.block), rate.tflops, "TFLOPS", None))
+    how = "" if measured.pinned else _(", not pinned")
     rows += [
-        ("memory, copy", measured.copy_gbps, "GB/s", bandwidth),
-        ("memory, sum", measured.reduce_gbps, "GB/s", bandwidth),
-        ("host to card" + ("" if measured.pinned else ", not pinned"), measured.h2d_gbps, "GB/s", None),
-        ("card to host" + ("" if measured.pinned else ", not pinned"), measured.d2h_gbps, "GB/s", None),
-        ("launch of a kernel", measured.launch_us, "µs", None),
+        (_("memory, copy"), measured.copy_gbps, "GB/s", bandwidth),
+        (_("memory, sum"), measured.reduce_gbps, "GB/s", bandwidth),
+        (_("host to card") + how, measured.h2d_gbps, "GB/s", None),
+        (_("card to host") + how, measured.d2h_gbps, "GB/s", None),
+        (_("launch of a kernel"), measured.launch_us, "µs", None),
     ]
     return rows
 
@@ -201,26 +208,30 @@ def _rows(measured: Measured, card: Card | None) -> list[tuple[str, float, str, 
 def show_sweep(result: PowerSweep) -> None:
     console = _console()
     if result.points:
-        table = _table("limit W", "TFLOPS", "of the fastest", "W", "TFLOPS/W", "MHz", "°C")
+        table = _table(_("limit W"), "TFLOPS", _("of the fastest"), "W", "TFLOPS/W", "MHz", "°C")
         fastest = max(point.tflops for point in result.points)
         for point in result.points:
             table.add_row(
-                f"{point.limit_w:g}",
-                f"{point.tflops:.4g}",
+                number(point.limit_w, "g"),
+                number(point.tflops, ".4g"),
                 f"{point.tflops / fastest:.0%}",
                 f"{point.power_w:.0f}",
-                f"{point.tflops_per_watt:.4f}",
+                number(point.tflops_per_watt, ".4f"),
                 f"{point.clock_mhz:.0f}" if point.clock_mhz is not None else "-",
                 f"{point.temperature_c:.0f}" if point.temperature_c is not None else "-",
             )
         console.print(table)
     if result.best is not None:
-        console.print(f"most work for a joule: at {result.best.limit_w:g} W", soft_wrap=True)
+        text = _("most work for a joule: at {n:g} W").format(n=result.best.limit_w)
+        console.print(text, soft_wrap=True)
     if result.ended != "done":
         count = len(result.points)
-        console.print(f"{result.ended} after {count} limit{'s' if count != 1 else ''}", soft_wrap=True)
+        how = _("interrupted") if result.ended == "interrupted" else _("timed out")
+        text = ngettext("{ended} after {n} limit", "{ended} after {n} limits", count)
+        console.print(text.format(ended=how, n=count), soft_wrap=True)
     if result.to_restore:
-        console.print(f"back to the limit of before:   {result.restore_command}", soft_wrap=True)
+        text = _("back to the limit of before:   {command}").format(command=result.restore_command)
+        console.print(text, soft_wrap=True)
 
 
 def sweep_json(result: PowerSweep) -> dict[str, Any]:

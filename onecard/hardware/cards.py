@@ -18,6 +18,7 @@ from importlib import resources
 from typing import Any
 
 from onecard.errors import UserError
+from onecard.language import _, number
 
 
 class UnknownCardError(UserError):
@@ -200,9 +201,9 @@ def find_card(text: str, memory_gib: float | None = None) -> Card:
         # The one with the most memory: where two share a name, people who train have that one.
         example = max(candidates, key=lambda card: card.memory_gb)
         raise UserError(
-            f"'{text}' could be more than one card",
-            why=f"it fits {_listed(candidates, 'and')}",
-            hint=f"say which, for example '{example.name}'",
+            _("'{name}' could be more than one card").format(name=text),
+            why=_("it fits {cards}").format(cards=_all_of(candidates)),
+            hint=_("say which, for example '{card}'").format(card=example.name),
         )
     raise _unknown_card(text, memory_gib)
 
@@ -246,21 +247,26 @@ def _memory_fits(said: CardWords, memory_gib: float | None, card: Card) -> bool:
 
 def _unknown_card(text: str, memory_gib: float | None) -> UnknownCardError:
     said = read_words(text)
-    list_them_all = "onecard gpus   lists every known card"
+    list_them_all = _("onecard gpus --all   lists every known card")
     if not said.words:
-        return UnknownCardError(f"'{text}' does not name a card", hint=list_them_all)
+        return UnknownCardError(_("'{name}' does not name a card").format(name=text), hint=list_them_all)
     namesakes = [card for card in all_cards() if read_words(card.name).identity == said.identity]
     near = namesakes + [card for card in _near(said) if card not in namesakes]
-    sizes = [f"{size:g} GB" for size in sorted(said.memory_gb)]
+    sizes = [number(size, "g") + " GB" for size in sorted(said.memory_gb)]
     if memory_gib is not None:
-        sizes.append(f"{memory_gib:.1f} GiB")
+        sizes.append(number(memory_gib, ".1f") + " GiB")
     why = ""
     if namesakes and sizes and not any(_memory_fits(said, memory_gib, card) for card in namesakes):
-        why = f"onecard knows {_listed(namesakes, 'and')}; one with {sizes[-1]} is a different card"
+        why = _("onecard knows {cards}; one with {size} is a different card")
+        why = why.format(cards=_all_of(namesakes), size=sizes[-1])
     elif namesakes:
-        why = f"onecard knows {_listed(namesakes, 'and')}; this is a different variant"
-    hint = f"did you mean {_listed(near[:4], 'or')}?\n" if near else ""
-    return UnknownCardError(f"no known card is called '{text}'", why, hint + list_them_all)
+        why = _("onecard knows {cards}; this is a different variant").format(cards=_all_of(namesakes))
+    hint = ""
+    if near:
+        hint = _("did you mean {names}?").format(names=_listed(near[:4], _("{names} or {last}"))) + "\n"
+    return UnknownCardError(
+        _("no known card is called '{name}'").format(name=text), why, hint + list_them_all
+    )
 
 
 def _near(said: CardWords) -> list[Card]:
@@ -281,6 +287,10 @@ def _near(said: CardWords) -> list[Card]:
     return sorted((card for card in all_cards() if card in found), key=lambda card: -likeness[card])
 
 
-def _listed(cards: list[Card], last: str) -> str:
-    names = [card.name for card in cards]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
+def _all_of(cards: list[Card]) -> str:
+    return _listed(cards, _("{names} and {last}"))
+
+
+def _listed(cards: list[Card], several: str) -> str:
+    *names, last = [card.name for card in cards]
+    return several.format(names=", ".join(names), last=last) if names else last

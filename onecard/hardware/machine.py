@@ -1,4 +1,4 @@
-"""This machine: its cards as the driver sees them, its processor, and where a run computes.
+"""This machine: its cards as the driver sees them, and where a run computes.
 
 Nothing here imports torch at the top, so that plan, gpus and doctor stay quick and work without it.
 NVML (nvidia-ml-py) may be missing, old or forbidden: what it does not report is None.
@@ -7,9 +7,7 @@ NVML (nvidia-ml-py) may be missing, old or forbidden: what it does not report is
 from __future__ import annotations
 
 import os
-import platform
 import re
-import sys
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from onecard.errors import UserError, missing_package
 from onecard.hardware.cards import Card, match_card
+from onecard.language import N_, _, ngettext
 
 GIB = 2**30
 
@@ -50,15 +49,6 @@ class LocalGpu:
     display_active: bool | None = None
 
 
-@dataclass(frozen=True)
-class LocalCpu:
-    """The processor, as much of it as this process may use."""
-
-    name: str
-    cores: int
-    memory_bytes: int | None
-
-
 def local_gpus() -> list[LocalGpu]:
     """The cards NVML sees; [] where there is no NVIDIA card, driver or NVML."""
     return survey_gpus()[0]
@@ -76,7 +66,7 @@ def survey_gpus() -> tuple[list[LocalGpu], str]:
         # 9 and 12 are "driver not loaded" and "library not found": no driver, so no card to speak of. Any
         # other failure (a driver updated while in use, a card fallen off the bus) is trouble with a card.
         absent = getattr(error, "value", 12) in (9, 12)
-        return [], "" if absent else f"the driver's library does not start: {error}"
+        return [], "" if absent else _("the driver's library does not start: {error}").format(error=error)
     try:
         count = _ask(nvml, "nvmlDeviceGetCount") or 0
         return [gpu for index in range(count) if (gpu := _look_at(nvml, index)) is not None], ""
@@ -160,41 +150,6 @@ def _process_name(nvml: Any, pid: int) -> str | None:
     return program
 
 
-def local_cpu() -> LocalCpu:
-    """The processor and memory that this process may use (containers and affinity taken into account)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return LocalCpu(_cpu_name(), cores, _host_memory())
-
-
-def _cpu_name() -> str:
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.lower().startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine() or "unknown processor"
-
-
-def _host_memory() -> int | None:
-    if sys.platform == "win32":
-        import ctypes
-
-        # GlobalMemoryStatusEx fills a 64-byte record: two 32-bit fields, then the total as a 64-bit one.
-        record = (ctypes.c_uint64 * 8)(64)
-        return int(record[1]) if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(record)) else None
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    return min(total, int(limit)) if limit.isdigit() else total
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 @dataclass(frozen=True)
 class TorchCard:
     """A card as torch sees it."""
@@ -224,7 +179,7 @@ def observe() -> Observations:
     try:
         import torch
     except ImportError:
-        raise missing_package("torch", "train", "choosing a device to train on") from None
+        raise missing_package("torch", "train", _("choosing a device to train on")) from None
     gpus, trouble = survey_gpus()
     cards: tuple[TorchCard, ...] = ()
     error = ""
@@ -266,16 +221,16 @@ def resolve_device(requested: str) -> str:
     return wanted if wanted == "cpu" else decide_device(wanted, observe())
 
 
-ON_PURPOSE = "--device=cpu   to compute on the CPU on purpose (slow)"
+ON_PURPOSE = N_("--device=cpu   to compute on the CPU on purpose (slow)")
 
 
 def _normalized(requested: str) -> str:
     wanted = requested.strip().lower()
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", wanted):
         raise UserError(
-            f"device '{requested}' is not one onecard can compute on",
-            why="possible are auto, cpu, cuda and cuda:N (N counts the cards from 0)",
-            hint="--device=auto   takes a card if there is one",
+            _("device '{name}' is not one onecard can compute on").format(name=requested),
+            why=_("possible are auto, cpu, cuda and cuda:N (N counts the cards from 0)"),
+            hint=_("--device=auto   takes a card if there is one"),
         )
     return wanted
 
@@ -291,48 +246,58 @@ def decide_device(requested: str, seen: Observations) -> str:
         if wanted == "auto":
             return "cpu"
         raise UserError(
-            f"device '{wanted}' was asked for, but there is no usable graphics card here",
-            why="neither torch nor the NVIDIA driver's library sees one",
-            hint=f"if a card is built in, install its driver (nvidia-smi must list it)\n{ON_PURPOSE}",
+            _("device '{name}' was asked for, but there is no usable graphics card here").format(name=wanted),
+            why=_("neither torch nor the NVIDIA driver's library sees one"),
+            hint=_fixes(_("if a card is built in, install its driver (nvidia-smi must list it)")),
         )
     index = int(wanted.partition(":")[2] or 0)
     count = len(seen.torch_cards)
     if index >= count:
-        why = f"there {'is 1 card' if count == 1 else f'are {count} cards'}, counted from cuda:0"
+        why = ngettext(
+            "there is {n} card, counted from cuda:0", "there are {n} cards, counted from cuda:0", count
+        ).format(n=count)
         if seen.visible_devices is not None:
-            why += f"; CUDA_VISIBLE_DEVICES={seen.visible_devices} limits which ones torch sees"
-        raise UserError(f"device '{wanted}' does not exist", why, hint=f"--device=cuda:{count - 1}")
+            limited = _("; CUDA_VISIBLE_DEVICES={value} limits which ones torch sees")
+            why += limited.format(value=seen.visible_devices)
+        what = _("device '{name}' does not exist").format(name=wanted)
+        raise UserError(what, why, hint=f"--device=cuda:{count - 1}")
     if not _has_code_for(seen, index):
         raise _no_code(seen, index)
     return "cuda" if wanted == "auto" else wanted
 
 
+def _fixes(*ways: str) -> str:
+    """A hint of these, and last the CPU."""
+    return "\n".join([*ways, _(ON_PURPOSE)])
+
+
 def _why_torch_sees_none(seen: Observations) -> UserError:
     """A card is there and torch cannot use it: the first cause that explains it, and its fix."""
-    what = "torch cannot use the graphics card"
+    what = _("torch cannot use the graphics card")
     if seen.gpus:
-        what = f"{seen.gpus[0].name} is here, but torch cannot use it"
+        what = _("{card} is here, but torch cannot use it").format(card=seen.gpus[0].name)
     torch = f"torch {seen.torch_version}".strip()
     if seen.driver_trouble:
-        fix = "restart the machine: a driver updated while in use needs it (nvidia-smi must list the card)"
-        return UserError(what, seen.driver_trouble, f"{fix}\n{ON_PURPOSE}")
+        fix = _("restart the machine: a driver updated while in use needs it (nvidia-smi must list the card)")
+        return UserError(what, seen.driver_trouble, _fixes(fix))
     if seen.torch_cuda is None and seen.torch_hip is None:
-        fix = "pip install --force-reinstall torch   (on Linux and WSL2 this is the CUDA build)"
-        return UserError(what, f"{torch} is a CPU-only build", f"{fix}\n{ON_PURPOSE}")
+        fix = _("pip install --force-reinstall torch   (on Linux and WSL2 this is the CUDA build)")
+        return UserError(what, _("{torch} is a CPU-only build").format(torch=torch), _fixes(fix))
     if seen.gpus and _hides_every_card(seen.visible_devices, seen.gpus):
-        fix = "unset CUDA_VISIBLE_DEVICES"
-        why = f"CUDA_VISIBLE_DEVICES='{seen.visible_devices}' hides every card"
-        return UserError(what, why, f"{fix}\n{ON_PURPOSE}")
+        why = _("CUDA_VISIBLE_DEVICES='{value}' hides every card").format(value=seen.visible_devices)
+        return UserError(what, why, _fixes("unset CUDA_VISIBLE_DEVICES"))
     built_for = int(seen.torch_cuda.partition(".")[0]) if seen.torch_cuda else 0
     driver_cuda = seen.gpus[0].cuda_driver if seen.gpus else None
     if driver_cuda is not None and driver_cuda[0] < built_for:
         newest = f"CUDA {driver_cuda[0]}.{driver_cuda[1]}"
-        driver = f"driver {seen.gpus[0].driver or ''}".strip()
-        why = f"{driver} supports {newest} at most, and {torch} is built for CUDA {seen.torch_cuda}"
-        fix = f"update the NVIDIA driver, or install a torch built for CUDA {driver_cuda[0]}"
-        return UserError(what, why, f"{fix}\n{ON_PURPOSE}")
-    why = f"{torch} says: {seen.torch_error}" if seen.torch_error else f"{torch} gives no reason"
-    return UserError(what, why, f"nvidia-smi   shows whether the card itself is well\n{ON_PURPOSE}")
+        driver = _("driver {version}").format(version=seen.gpus[0].driver or "").strip()
+        why = _("{driver} supports {newest} at most, and {torch} is built for CUDA {cuda}")
+        why = why.format(driver=driver, newest=newest, torch=torch, cuda=seen.torch_cuda)
+        fix = _("update the NVIDIA driver, or install a torch built for CUDA {n}").format(n=driver_cuda[0])
+        return UserError(what, why, _fixes(fix))
+    why = _("{torch} says: {text}") if seen.torch_error else _("{torch} gives no reason")
+    why = why.format(torch=torch, text=seen.torch_error)
+    return UserError(what, why, _fixes(_("nvidia-smi   shows whether the card itself is well")))
 
 
 def _hides_every_card(visible: str | None, gpus: tuple[LocalGpu, ...]) -> bool:
@@ -366,14 +331,19 @@ def _no_code(seen: Observations, index: int) -> UserError:
     card = seen.torch_cards[index]
     major, minor = card.compute_capability
     newer = all((major, minor) > (int(m[2]), int(m[3])) for m in map(_ARCH.fullmatch, seen.torch_archs) if m)
-    fix = "pip install --upgrade torch" if newer else "install an older torch, or one built for an older CUDA"
+    fixes = ["pip install --upgrade torch"]
+    if not newer:
+        fixes = [_("install an older torch, or one built for an older CUDA")]
     others = [i for i in range(len(seen.torch_cards)) if _has_code_for(seen, i)]
     if others:
-        fix += f"\n--device=cuda:{others[0]}   takes the {seen.torch_cards[others[0]].name} instead"
+        instead = _("--device=cuda:{index}   takes the {card} instead")
+        fixes.append(instead.format(index=others[0], card=seen.torch_cards[others[0]].name))
     return UserError(
-        f"torch {seen.torch_version} has no code for {card.name}",
-        f"its compute capability is {major}.{minor}; this torch is built for {', '.join(seen.torch_archs)}",
-        f"{fix}\n{ON_PURPOSE}",
+        _("torch {version} has no code for {card}").format(version=seen.torch_version, card=card.name),
+        _("its compute capability is {capability}; this torch is built for {archs}").format(
+            capability=f"{major}.{minor}", archs=", ".join(seen.torch_archs)
+        ),
+        _fixes(*fixes),
     )
 
 

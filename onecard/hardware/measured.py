@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from onecard.files import load_json, write_json
 from onecard.hardware.cards import match_card, read_words
+from onecard.language import _, english_of
 from onecard.terminal import say
 
 SCHEMA = 1
@@ -135,16 +136,20 @@ class Measured:
         return _interpolated(points, (head_dim, block))
 
     def to_json(self) -> dict[str, Any]:
-        rows = {name: [asdict(row) for row in getattr(self, name)] for name in ("matmuls", "attention")}
-        return {"schema": SCHEMA, **asdict(self), **rows, "skipped": list(self.skipped), "units": UNITS}
+        rows: dict[str, Any] = {
+            name: [asdict(row) for row in getattr(self, name)] for name in ("matmuls", "attention")
+        }
+        rows["skipped"] = [english_of(text) for text in self.skipped]
+        return {"schema": SCHEMA, **asdict(self), **rows, "units": UNITS}
 
     @classmethod
     def from_json(cls, content: Any) -> Measured:
         """ValueError, with the reason, for anything that is no whole record of this schema."""
         if not isinstance(content, dict):
-            raise ValueError("not a record")
+            raise ValueError(_("not a record"))
         if content.get("schema") != SCHEMA:
-            raise ValueError(f"schema {content.get('schema')!r} instead of {SCHEMA}")
+            found = repr(content.get("schema"))
+            raise ValueError(_("schema {found} instead of {known}").format(found=found, known=SCHEMA))
         try:
             values = {f.name: content[f.name] for f in fields(cls)}
             values["matmuls"] = tuple(MatmulRate(**row) for row in values["matmuls"])
@@ -152,7 +157,8 @@ class Measured:
             values["load"] = Load(**values["load"])
             values["skipped"] = tuple(values["skipped"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"a field is missing or of the wrong kind: {error}") from None
+            wrong = _("a field is missing or of the wrong kind: {error}")
+            raise ValueError(wrong.format(error=error)) from None
         measured = cls(**values)
         measured._check()
         return measured
@@ -160,13 +166,15 @@ class Measured:
     def _check(self) -> None:
         """ValueError unless every number that is divided by is one, and the card and the date are there."""
         if not all(isinstance(text, str) for text in (self.card, self.date, self.dtype)):
-            raise ValueError("card, date or dtype is no text")
+            raise ValueError(_("card, date or dtype is no text"))
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype[:20]!r}, in which nothing is measured")
+            raise ValueError(
+                _("dtype {name}, in which nothing is measured").format(name=repr(self.dtype[:20]))
+            )
         if datetime.fromisoformat(self.date).tzinfo is None:
-            raise ValueError("its date has no time zone")
+            raise ValueError(_("its date has no time zone"))
         if not self.matmuls or not self.attention:
-            raise ValueError("no matmuls or no attention in it")
+            raise ValueError(_("no matmuls or no attention in it"))
         numbers: list[Any] = [self.ceiling_tflops, self.copy_gbps, self.reduce_gbps]
         numbers += [self.h2d_gbps, self.d2h_gbps, self.launch_us]
         for row in self.matmuls:
@@ -176,7 +184,8 @@ class Measured:
         numbers += [] if self.memory_gib is None else [self.memory_gib]
         for number in numbers:
             if not isinstance(number, int | float) or isinstance(number, bool) or not _LEAST < number < _MOST:
-                raise ValueError(f"{str(number)[:20]} where a positive number of a usual size belongs")
+                wrong = _("{found} where a positive number of a usual size belongs")
+                raise ValueError(wrong.format(found=str(number)[:20]))
 
 
 def _wide_side_out(rate: MatmulRate) -> MatmulRate:
@@ -233,7 +242,7 @@ def save_measured(measured: Measured) -> Path:
 
 
 def _note_on_stderr(text: str) -> None:
-    say(f"note: {text}")
+    say(_("note: {text}").format(text=text))
 
 
 def load_measured(
@@ -250,7 +259,8 @@ def load_measured(
         try:
             measured = Measured.from_json(load_json(path))
         except (OSError, ValueError) as error:  # JSON's and UTF-8's are ValueErrors
-            trouble.append(f"{path} is passed over ({error}); onecard bench   measures anew")
+            passed = _("{path} is passed over ({error}); onecard bench   measures anew")
+            trouble.append(passed.format(path=path, error=error))
             continue
         if _same_card(measured, card_name, memory_gib):
             found.append(measured)

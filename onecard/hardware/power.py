@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 
 from onecard.errors import UserError
 from onecard.hardware.measured import Load
+from onecard.language import _
 
 MEASURE_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
@@ -76,8 +77,8 @@ def parse_limits(text: str) -> list[float]:
             raise ValueError
     except ValueError:
         raise UserError(
-            f"'{text}' is not a list of power limits",
-            why="it takes watts, separated by commas",
+            _("'{text}' is not a list of power limits").format(text=text),
+            why=_("it takes watts, separated by commas"),
             hint="onecard bench --power-limits 200,170,140",
         ) from None
     return list(dict.fromkeys(limits))
@@ -104,9 +105,9 @@ def sweep(
     original = sensors.power_limit_w() if sensors is not None else None
     if sensors is None or original is None or sensors.read().power_w is None:
         raise UserError(
-            "power limits cannot be compared here",
-            why="the driver's library (NVML) does not report this card's power and its limit",
-            hint="nvidia-smi -q -d POWER   must show both; some laptops and virtual machines hide them",
+            _("power limits cannot be compared here"),
+            why=_("the driver's library (NVML) does not report this card's power and its limit"),
+            hint=_("nvidia-smi -q -d POWER   must show both; some laptops and virtual machines hide them"),
             exit_code=1,
         )
     _check_allowed(limits, sensors)
@@ -116,14 +117,15 @@ def sweep(
     try:
         for limit in limits:
             if not _wait_for(limit, sensors, limit_command(limit, index), say, patience, sleep, clock):
-                say(f"the limit did not become {limit:g} W within {patience:.0f} s")
+                late = _("the limit did not become {limit:g} W within {patience:.0f} s")
+                say(late.format(limit=limit, patience=patience))
                 ended = "timed out"
                 break
-            say(f"measuring at {limit:g} W")
+            say(_("measuring at {limit:g} W").format(limit=limit))
             tflops, load = measure(MEASURE_SECONDS)
             if load.power_w is None:
                 raise UserError(
-                    "the driver stopped reporting the card's power while it was measured", exit_code=1
+                    _("the driver stopped reporting the card's power while it was measured"), exit_code=1
                 )
             points.append(PowerPoint(limit, tflops, load.power_w, load.clock_mhz, load.temperature_c))
     except KeyboardInterrupt:
@@ -137,9 +139,9 @@ def _check_allowed(limits: Sequence[float], sensors: PowerSensors) -> None:
     outside = [limit for limit in limits if allowed and not allowed[0] <= limit <= allowed[1]]
     if allowed and outside:
         raise UserError(
-            f"this card does not take a power limit of {outside[0]:g} W",
-            why=f"it takes {allowed[0]:g} to {allowed[1]:g} W",
-            hint="leave it out of --power-limits",
+            _("this card does not take a power limit of {limit:g} W").format(limit=outside[0]),
+            why=_("it takes {least:g} to {most:g} W").format(least=allowed[0], most=allowed[1]),
+            hint=_("leave it out of --power-limits"),
         )
 
 
@@ -162,6 +164,6 @@ def _wait_for(
         if clock() >= until:
             return False
         if not asked:
-            say(f"run this in another terminal (Ctrl-C ends):   {command}")
+            say(_("run this in another terminal (Ctrl-C ends):   {command}").format(command=command))
             asked = True
         sleep(_LOOK_EVERY_S)

@@ -6,10 +6,12 @@ from typing import Any
 
 from onecard.hardware.machine import _ask as ask
 from onecard.hardware.measured import Load
+from onecard.language import N_
 
 # NVML's bits for why the clock is lower than it could be; those that only mean "nothing to do" are left out.
 _HELD_BACK = {
-    0x04: "its power limit", 0x08: "its own protection", 0x20: "heat", 0x40: "heat", 0x80: "the power supply",
+    0x04: N_("its power limit"), 0x08: N_("its own protection"), 0x20: N_("heat"), 0x40: N_("heat"),
+    0x80: N_("the power supply"),
 }  # fmt: skip
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from onecard import terminal
 from onecard.hardware.cards import Card, all_cards, find_card
-from onecard.hardware.machine import GIB, LocalCpu, LocalGpu, local_cpu, survey_gpus
+from onecard.hardware.cpu import LocalCpu, local_cpu
+from onecard.hardware.machine import GIB, LocalGpu, survey_gpus
+from onecard.language import N_, _, ngettext, number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,12 +19,13 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 TABLE_WIDTH = 80
+NAMELESS = N_("a process without a readable name")
 
 # What the first word of a note promises about the figures.
 SOURCES = {
-    "derived": "computed from SM count and boost clock; real clocks often run 5-10% higher",
-    "datasheet": "the vendor's figures",
-    "unverified": "not checked against a document: verify before relying on it",
+    "derived": N_("computed from SM count and boost clock; real clocks often run 5-10% higher"),
+    "datasheet": N_("the vendor's figures"),
+    "unverified": N_("not checked against a document: verify before relying on it"),
 }
 
 
@@ -50,7 +53,7 @@ def gpus_command(name: str | None, *, everything: bool, as_json: bool) -> int:
         if everything:
             _print_all(console, {gpu.card for gpu in gpus})
         else:
-            console.print("the figures of all known cards: onecard gpus --all", soft_wrap=True)
+            console.print(_("the figures of all known cards: onecard gpus --all"), soft_wrap=True)
     return 0
 
 
@@ -79,69 +82,78 @@ def _dotted(version: tuple[int, int] | None) -> str | None:
 
 
 def _number(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{value:g}{unit}"
+    return "-" if value is None else number(value, "g") + unit
 
 
 def _size(count: int | None) -> str:
     if count is None:
-        return "not reported"
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+        return _("not reported")
+    return number(count / GIB, ".2f") + " GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
 def _print_machine(console: Console, gpus: list[LocalGpu], trouble: str, cpu: LocalCpu) -> None:
-    console.print("This machine", style="bold")
+    console.print(_("This machine"), style="bold")
     for gpu in gpus:
         for line in _gpu_lines(gpu):
             console.print(line, soft_wrap=True)
     if not gpus:
-        console.print(f"  GPU: {trouble or 'no NVIDIA card seen'}", soft_wrap=True)
-    cores = f"{cpu.cores} core{'s' if cpu.cores != 1 else ''}"
-    console.print(f"  CPU: {cpu.name}, {cores}, {_size(cpu.memory_bytes)} memory", soft_wrap=True)
+        trouble = trouble or _("no NVIDIA card seen")
+        console.print(f"  GPU: {trouble}", soft_wrap=True)
+    text = ngettext("{name}, {n} core, {size} memory", "{name}, {n} cores, {size} memory", cpu.cores)
+    text = text.format(name=cpu.name, n=cpu.cores, size=_size(cpu.memory_bytes))
+    console.print(f"  CPU: {text}", soft_wrap=True)
     console.print()
 
 
 def _gpu_lines(gpu: LocalGpu) -> list[str]:
-    known = f"known as {gpu.card.name}" if gpu.card else "not among the known cards"
-    lines = [f"  GPU {gpu.index}: {gpu.name} ({known})"]
-    lines.append(f"    memory    {_size(gpu.total_bytes)}, {_size(gpu.free_bytes)} free")
-    driver = gpu.driver or "not reported"
-    cuda = f" (up to CUDA {_dotted(gpu.cuda_driver)})" if gpu.cuda_driver else ""
-    lines.append(f"    driver    {driver}{cuda}")
+    known = _("not among the known cards")
+    if gpu.card:
+        known = _("known as {card}").format(card=gpu.card.name)
+    free = _("{total}, {free} free").format(total=_size(gpu.total_bytes), free=_size(gpu.free_bytes))
+    driver = gpu.driver or _("not reported")
+    if gpu.cuda_driver:
+        driver += " " + _("(up to CUDA {version})").format(version=_dotted(gpu.cuda_driver))
+    rows = [(_("memory"), free), (_("driver"), driver)]
     details = []
     if gpu.compute_capability:
-        details.append(f"compute capability {_dotted(gpu.compute_capability)}")
+        text = _("compute capability {version}")
+        details.append(text.format(version=_dotted(gpu.compute_capability)))
     if gpu.power_limit_w is not None:
-        details.append(f"power limit {gpu.power_limit_w:.0f} W")
+        details.append(_("power limit {n:.0f} W").format(n=gpu.power_limit_w))
     if gpu.display_active:
-        details.append("drives a display")
+        details.append(_("drives a display"))
     if details:
-        lines.append(f"    card      {', '.join(details)}")
+        rows.append((_("card"), ", ".join(details)))
     first, *rest = _user_lines(gpu)
-    lines.append(f"    used by   {first}")
-    return lines + [f"              {user}" for user in rest]
+    rows += [(_("used by"), first), *(("", user) for user in rest)]
+    width = max(9, *(len(label) for label, _text in rows))
+    return [f"  GPU {gpu.index}: {gpu.name} ({known})", *(f"    {a:<{width}} {b}" for a, b in rows)]
 
 
 def _user_lines(gpu: LocalGpu) -> list[str]:
     lines = []
     for process in gpu.processes:
-        who = f"{process.name or 'a process without a readable name'} (pid {process.pid})"
+        who = f"{process.name or _(NAMELESS)} (pid {process.pid})"
         share = f", {_size(process.memory_bytes)}" if process.memory_bytes is not None else ""
-        lines.append(who + share + (" - this process" if process.mine else ""))
+        lines.append(who + share + (_(" - this process") if process.mine else ""))
     if lines:
         return lines
     if gpu.total_bytes is None or gpu.free_bytes is None:
-        return ["the driver does not report it"]
+        return [_("the driver does not report it")]
     # An idle card keeps a few hundred MiB for the driver; more than that is a process.
     used = gpu.total_bytes - gpu.free_bytes
-    return ["no process"] if used < GIB else [f"a process the driver does not name, {_size(used)}"]
+    if used < GIB:
+        return [_("no process")]
+    return [_("a process the driver does not name, {size}").format(size=_size(used))]
 
 
 def _print_all(console: Console, mine: set[Card | None]) -> None:
     table = _plain_table()
-    table.add_column("Known card", no_wrap=True)
-    for heading in ("Memory\nGB", "Bandwidth\nGB/s", "bf16\nTFLOPS", "Power\nW", "Compute\ncap."):
+    table.add_column(_("Known card"), no_wrap=True)
+    headings = (_("Memory"), "GB"), (_("Bandwidth"), "GB/s"), ("bf16", "TFLOPS"), (_("Power"), "W")
+    for heading in (*map("\n".join, headings), _("Compute\ncap.")):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("Source", no_wrap=True)
+    table.add_column(_("Source"), no_wrap=True)
     for card in all_cards():
         rate = card.peak_tflops("float16")
         source = card.note.replace(";", " ").split()[:1]
@@ -150,17 +162,18 @@ def _print_all(console: Console, mine: set[Card | None]) -> None:
             _number(card.memory_gb),
             _number(card.bandwidth_gbps),
             # The space keeps the numbers in line with those that carry a mark.
-            f"{rate:.1f}{'*' if card.bf16 is None else ' '}" if rate is not None else "- ",
+            number(rate, ".1f") + ("*" if card.bf16 is None else " ") if rate is not None else "- ",
             _number(card.tdp_w),
             _dotted(card.compute_capability) or "-",
             " ".join(source) + (" +" if card.note != "".join(source) else ""),
             style="bold" if card in mine else "",
         )
     console.print(table)
-    console.print("TFLOPS are dense, with fp32 accumulation.  * fp16: the card has no bf16", soft_wrap=True)
+    text = _("TFLOPS are dense, with fp32 accumulation.  * fp16: the card has no bf16")
+    console.print(text, soft_wrap=True)
     if mine - {None}:
-        console.print("> in this machine", soft_wrap=True)
-    console.print("+ has a remark:  onecard gpus 'RTX 4070 Laptop'", soft_wrap=True)
+        console.print(_("> in this machine"), soft_wrap=True)
+    console.print(_("+ has a remark:  onecard gpus 'RTX 4070 Laptop'"), soft_wrap=True)
 
 
 def _plain_table() -> Table:
@@ -175,33 +188,34 @@ def _plain_table() -> Table:
 def _print_card(console: Console, card: Card, gpus: list[LocalGpu]) -> None:
     console.print(card.name, style="bold")
     facts = [
-        ("memory", _number(card.memory_gb, " GB")),
-        ("bandwidth", _number(card.bandwidth_gbps, " GB/s")),
-        ("L2 cache", _number(card.l2_mb, " MB")),
-        ("power", _number(card.tdp_w, " W")),
-        ("compute capability", _dotted(card.compute_capability) or "-"),
-        ("multiprocessors", _number(card.sm)),
-        ("boost clock", _number(card.boost_mhz, " MHz")),
+        (_("memory"), _number(card.memory_gb, " GB")),
+        (_("bandwidth"), _number(card.bandwidth_gbps, " GB/s")),
+        (_("L2 cache"), _number(card.l2_mb, " MB")),
+        (_("power"), _number(card.tdp_w, " W")),
+        (_("compute capability"), _dotted(card.compute_capability) or "-"),
+        (_("multiprocessors"), _number(card.sm)),
+        (_("boost clock"), _number(card.boost_mhz, " MHz")),
     ]
     rates = [
-        ("bf16 or fp16, fp32 accumulation", card.bf16),
-        *([("fp16, fp32 accumulation", card.fp16)] if card.fp16 is not None else []),
-        ("fp16, fp16 accumulation", card.fp16acc),
+        (_("bf16 or fp16, fp32 accumulation"), card.bf16),
+        *([(_("fp16, fp32 accumulation"), card.fp16)] if card.fp16 is not None else []),
+        (_("fp16, fp16 accumulation"), card.fp16acc),
         ("tf32", card.tf32),
         ("fp8", card.fp8),
         ("int8 (TOPS)", card.int8),
-        ("fp32, no tensor cores", card.fp32),
+        (_("fp32, no tensor cores"), card.fp32),
     ]
     for label, value in facts:
         console.print(f"  {label:<32} {value}", soft_wrap=True)
-    console.print("dense rates in TFLOPS (- where there is none or it is not known)", soft_wrap=True)
+    console.print(_("dense rates in TFLOPS (- where there is none or it is not known)"), soft_wrap=True)
     for label, rate in rates:
         console.print(f"  {label:<32} {_number(rate)}", soft_wrap=True)
-    console.print(f"source: {card.note}", soft_wrap=True)
+    console.print(_("source: {text}").format(text=card.note), soft_wrap=True)
     for word, meaning in SOURCES.items():
         if word in card.note:
-            console.print(f"  {word}: {meaning}", soft_wrap=True)
+            console.print(f"  {word}: {_(meaning)}", soft_wrap=True)
     for gpu in gpus:
         if gpu.card == card:
-            free = f"{_size(gpu.free_bytes)} of {_size(gpu.total_bytes)} free"
-            console.print(f"in this machine as GPU {gpu.index}, {free}", soft_wrap=True)
+            text = _("in this machine as GPU {index}, {free} of {total} free")
+            free, total = _size(gpu.free_bytes), _size(gpu.total_bytes)
+            console.print(text.format(index=gpu.index, free=free, total=total), soft_wrap=True)

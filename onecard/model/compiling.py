@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from onecard.errors import UserError
+from onecard.language import _
 
 # Shapes of one function. A layer's backward pass has micro-batches of up to five sizes, each with a smaller
 # last one, in three settings of recompute. Its forward pass has as many sizes in training and in evaluation,
@@ -47,9 +48,11 @@ def too_many_shapes(error: BaseException) -> UserError | None:
     if type(error).__name__ != "FailOnRecompileLimitHit":  # by name: its module takes seconds to import
         return None
     return UserError(
-        f"a compiled function was called with more than {_MOST_SHAPES * _kinds_of_layers} different shapes",
-        "each shape is compiled separately; to continue uncompiled would be several times slower",
-        "--no-compile continues without the compiler; please report it, this should not happen",
+        _("a compiled function was called with more than {n} different shapes").format(
+            n=_MOST_SHAPES * _kinds_of_layers
+        ),
+        _("each shape is compiled separately; to continue uncompiled would be several times slower"),
+        _("--no-compile continues without the compiler; please report it, this should not happen"),
         exit_code=1,
     )
 

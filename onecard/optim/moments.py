@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from onecard.arch.layout import BLOCK
 from onecard.errors import UserError
+from onecard.language import _
 from onecard.optim.lowbit import Int8State, decode, encode_first, encode_second
 from onecard.optim.regions import Slot
 
@@ -34,12 +35,17 @@ def import_moment(slot: Slot, moment: str, into: State, tensors: Mapping[str, Te
     """Fill one parameter's moment, converted where the storage has changed."""
     saved = tensors.get(f"{moment}.{slot.name}")
     if saved is None or saved.shape != slot.shape:
-        found = "missing" if saved is None else f"saved as {tuple(saved.shape)}"
+        why = _("it is missing, the parameter is {shape}; was it trained by another optimizer?")
+        if saved is not None:
+            why = _("it is saved as {found}, the parameter is {shape}; was it trained by another optimizer?")
+        found = str(tuple(saved.shape)) if saved is not None else ""
         raise UserError(
-            f"the saved optimizer state does not fit this model: {moment} of {slot.name}",
-            f"it is {found}, the parameter is {tuple(slot.shape)}; was it trained by another optimizer?",
-            "continue with the optimizer it was saved with, or start a new run from its weights:\n"
-            "--init_from=./OLD_FOLDER --out_dir=NEW_FOLDER",
+            _("the saved optimizer state does not fit this model: {moment} of {name}").format(
+                moment=moment, name=slot.name
+            ),
+            why.format(found=found, shape=str(tuple(slot.shape))),
+            _("continue with the optimizer it was saved with, or start a new run from its weights:")
+            + "\n--init_from=./OLD_FOLDER --out_dir=NEW_FOLDER",
         )
     scale = tensors.get(f"{moment}_scale.{slot.name}")
     if not isinstance(into, Int8State):

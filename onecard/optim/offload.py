@@ -19,6 +19,7 @@ from torch import Tensor
 from onecard.arch.layout import PIECES_ON_CARD
 from onecard.errors import UserError, first_line
 from onecard.hardware.cpu import available_memory
+from onecard.language import _
 from onecard.optim.regions import Region, Slot
 
 # Smaller buffers may share pages with others, and a page cannot be registered twice. From 32 MiB on, the C
@@ -26,14 +27,16 @@ from onecard.optim.regions import Region, Slot
 _REGISTERED_FROM = 2**26
 
 
-def check_host_memory(needed: int, what: str) -> None:
+def check_host_memory(needed: int) -> None:
     """Stop before the machine begins to swap, or the kernel to kill processes."""
     available = available_memory()
     if available is not None and needed > available:
         raise UserError(
-            f"{what} do not fit into this machine's memory",
-            f"they take {needed / 2**30:.1f} GiB of host memory; {available / 2**30:.1f} GiB are available",
-            "close other programs, choose a smaller model, or keep them on the card: --offload=none",
+            _("master weights and optimizer states do not fit into this machine's memory"),
+            _("they take {needed:.1f} GiB of host memory; {available:.1f} GiB are available").format(
+                needed=needed / 2**30, available=available / 2**30
+            ),
+            _("close other programs, choose a smaller model, or keep them on the card: --offload=none"),
         )
 
 
@@ -48,9 +51,9 @@ def host_empty(count: int, dtype: torch.dtype, device: str) -> Tensor:
         tensor = torch.empty(count, dtype=dtype, pin_memory=small and device.startswith("cuda"))
     except (RuntimeError, MemoryError) as error:
         raise UserError(
-            f"{count * dtype.itemsize / 2**30:.2f} GiB of host memory could not be allocated",
+            _("{n:.2f} GiB of host memory could not be allocated").format(n=count * dtype.itemsize / 2**30),
             first_line(error),
-            "close other programs, or use --offload=none",
+            _("close other programs, or use --offload=none"),
         ) from None
     if small or not device.startswith("cuda"):
         return tensor
@@ -70,9 +73,11 @@ class _Registration:
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
             raise UserError(
-                f"{tensor.nbytes / 2**30:.1f} GiB of host memory could not be pinned (CUDA error {failed})",
-                "the driver may allow less (under WSL about half of the memory WSL has)",
-                "give WSL more memory in .wslconfig, or use --offload=none",
+                _("{n:.1f} GiB of host memory could not be pinned (CUDA error {error})").format(
+                    n=tensor.nbytes / 2**30, error=failed
+                ),
+                _("the driver may allow less (under WSL about half of the memory WSL has)"),
+                _("give WSL more memory in .wslconfig, or use --offload=none"),
             )
 
     def __del__(self) -> None:

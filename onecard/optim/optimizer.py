@@ -56,7 +56,7 @@ class Optimizer:
             dtype = str(compute).removeprefix("torch.")
             sizes = ((r.size, per_element(r.kind, storage, dtype, by_muon=r.by_muon)) for r in regions)
             needed = sum(size * each.offloaded for size, each in sizes if each.on_host)
-            check_host_memory(int(needed), "master weights and optimizer states")
+            check_host_memory(int(needed))
         self._buffers = [RegionBuffers(region, storage, device, compute) for region in regions]
         self._low_bit_update: Callable[..., None] = adamw_chunk_
         self._compiled, self._piece = compiled, EAGER_PIECE

@@ -18,6 +18,7 @@ from onecard.config.knobs import sound
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.files import parse_json
+from onecard.language import _
 from onecard.optim.rules import Rates
 
 # The knobs of a schedule, recorded of the one before an extension.
@@ -137,14 +138,15 @@ def _stages(config: RunConfig) -> list[dict[str, Any]]:
         stages: list[dict[str, Any]] = parse_json(config.extended)
         for stage in stages:
             if type(stage["begins"]) is not int or not 0 <= stage["begins"] <= MAX_INTEGER:
-                raise ValueError("begins is no step")
+                raise ValueError(_("begins is no step"))
             schedule = {name: stage[name] for name in SCHEDULE}
             sound(dataclasses.replace(config, **schedule, origins={}))
         if not stages:
-            raise ValueError("it is empty")
+            raise ValueError(_("it is empty"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            "the run's config is damaged", f"what it says of its extensions cannot be: {error}"
+            _("the run's config is damaged"),
+            _("what it says of its extensions cannot be: {error}").format(error=error),
         ) from None
     return stages
 

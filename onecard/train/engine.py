@@ -12,8 +12,8 @@ from onecard.arch.shapes import GPT2Shape, Shape
 from onecard.config.resolve import setting_of
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
-from onecard.hardware.cpu import available_memory
-from onecard.hardware.machine import card_behind, local_cpu
+from onecard.hardware.cpu import available_memory, local_cpu
+from onecard.hardware.machine import card_behind
 from onecard.hardware.measured import load_measured
 from onecard.language import _, joined
 from onecard.model.attention import fastest_kernel

@@ -166,7 +166,7 @@ class SpeedWatch:
             seen.append(_("its temperature {n:.0f} °C").format(n=now.temperature_c))
         new = [cause for cause in look.held_back_by if cause not in self._well.held_back_by]
         if new:
-            seen.append(_("it is held back by {causes}").format(causes=joined(new)))
+            seen.append(_("it is held back by {causes}").format(causes=joined(map(_, new))))
         else:
             seen.append(_("heat, power or a busy processor?"))
         return joined(filter(None, seen), "; ")

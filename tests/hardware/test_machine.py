@@ -180,25 +180,6 @@ def test_process_names_say_the_program_and_not_its_arguments(
     assert machine._process_name(fake_nvml(), 1) == name
 
 
-def test_the_cpu_of_this_machine() -> None:
-    cpu = machine.local_cpu()
-    assert cpu.name
-    assert 1 <= cpu.cores <= (os.cpu_count() or 1)
-    assert cpu.memory_bytes is None or cpu.memory_bytes > 2**26
-
-
-def test_a_container_limit_counts_as_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        "/proc/cpuinfo": "processor: 0\nmodel name\t: Made-up 9000\n",
-        "/sys/fs/cgroup/memory.max": "4096\n",
-    }
-    monkeypatch.setattr(machine, "_read", files.__getitem__)
-    assert machine.local_cpu().memory_bytes == 4096
-    assert machine.local_cpu().name == "Made-up 9000"
-    files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert machine.local_cpu().memory_bytes != 4096
-
-
 RTX_4070 = LocalGpu(0, "GPU-1234-abcd", "NVIDIA GeForce RTX 4070", None, driver="550.54", cuda_driver=(12, 4))
 NOTHING = Observations(torch_version="2.11.0", torch_cuda="13.0")
 HEALTHY = Observations(

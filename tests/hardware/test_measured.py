@@ -22,6 +22,7 @@ from onecard.hardware.measured import (
     records_folder,
     save_measured,
 )
+from onecard.language import _
 
 RECORD = Measured(
     card="NVIDIA GeForce RTX 4070",
@@ -145,6 +146,13 @@ def test_a_record_comes_back_as_it_was(folder: Path) -> None:
     content = json.loads(path.read_text())
     assert content["schema"] == 1
     assert "2 * tokens * n * k" in content["units"]["matmul"]
+
+
+def test_a_record_is_english_whatever_the_readers_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONECARD_LANG", "de")
+    note = _("matmul {shape}: no time").format(shape="1 × 2 × 3")
+    assert note != RECORD.skipped[0]
+    assert replace(RECORD, skipped=(note,)).to_json() == RECORD.to_json()
 
 
 def test_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

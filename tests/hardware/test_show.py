@@ -10,7 +10,8 @@ import pytest
 from onecard.errors import UserError
 from onecard.hardware import show
 from onecard.hardware.cards import all_cards, find_card
-from onecard.hardware.machine import GIB, GpuProcess, LocalCpu, LocalGpu
+from onecard.hardware.cpu import LocalCpu
+from onecard.hardware.machine import GIB, GpuProcess, LocalGpu
 
 Machine = Callable[..., None]
 CPU = LocalCpu("Made-up 9000", 8, 32 * GIB)
@@ -202,3 +203,32 @@ def test_the_list_of_all_cards_comes_when_asked_for(capsys: pytest.CaptureFixtur
     show.gpus_command(None, everything=False, as_json=False)
     out = capsys.readouterr().out
     assert "RTX 4070" not in out and "onecard gpus --all" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("es", ("en uso por", "3,00 GiB libres", "58,3", "Tarjeta conocida", "8 núcleos", "cómputo 8.9")),
+        ("de", ("benutzt von", "3,00 GiB frei", "58,3", "Bekannte Karte", "8 Kerne", "Capability 8.9")),
+    ],
+)  # fmt: skip
+def test_people_read_it_in_their_language_and_whole(
+    name: str, words: tuple[str, ...], machine_with: Machine, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("ONECARD_LANG", name)
+    machine_with(GPU)
+    show.gpus_command(None, everything=True, as_json=False)
+    out = capsys.readouterr().out
+    assert all(word in out for word in words)
+    assert "…" not in out
+    users = [
+        line.index(who)
+        for line in out.splitlines()
+        for who in ("python train.py", "[bold]Xorg")
+        if who in line
+    ]
+    assert len(users) == 2 and users[0] == users[1]
+    show.gpus_command("RTX 4070", everything=False, as_json=False)
+    figures = [line[:35] for line in capsys.readouterr().out.splitlines() if line.endswith((" GB", " 58,3"))]
+    assert len(figures) == 2 and all(figure.endswith("  ") for figure in figures)

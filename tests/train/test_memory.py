@@ -8,8 +8,7 @@ import torch
 
 from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
-from onecard.hardware.cpu import available_memory
-from onecard.hardware.machine import local_cpu
+from onecard.hardware.cpu import available_memory, local_cpu
 from onecard.train import memory as memory_module
 from onecard.train.memory import (
     allocator_bytes,
