@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from onecard.cli import main
+from onecard.language import number
+from onecard.plan.amounts import digits
 
 ASKED = ["--depth=32", "--gpu=RTX 4070"]
 
@@ -60,7 +62,7 @@ def test_the_figures_are_those_of_each_plan(capsys: pytest.CaptureFixture[str]) 
         words = [f"--depth={name[1:3]}", f"--generation={name[-4:]}", f"--gpu={gpu}", "--host-ram=32"]
         days = planned(capsys, *words, *([f"--tokens={tokens}"] if tokens else []))["time"]["seconds"] / 86400
         rows = [line for line in text.splitlines() if line.startswith(name) and tokens in line]
-        assert rows and (f" {days:.0f} " in rows[0] or f" {days:.1f} " in rows[0])
+        assert rows and f" {number(days, digits(days))} " in rows[0]
 
 
 def test_shorter_runs_and_smaller_models_on_both_cards_and_a_node(capsys: pytest.CaptureFixture[str]) -> None:
