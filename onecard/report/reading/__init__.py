@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from onecard.report.log import Log
+from onecard.report.reading.assemble import log_of
 from onecard.report.reading.reader import Reader
 from onecard.report.reading.text import BLOCK, blocks
 
@@ -15,4 +16,4 @@ def read(content: bytes | BinaryIO, block: int = BLOCK) -> Log | None:
     for text in blocks(content, block):
         reader.read(text)
     reader.finish()
-    return reader.log()
+    return log_of(reader)

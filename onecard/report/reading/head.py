@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from onecard.report.reading.names import word_set
 from onecard.report.reading.numbers import whole
 
 Value = int | float | str
@@ -69,7 +70,7 @@ HEAD_WORDS = (
     "NVIDIA", "padded_vocab_size", "train data pattern", "Running training",
 )  # fmt: skip
 
-WANTED = frozenset(
+WANTED = word_set(
     "batch_size block_size gradient_accumulation_steps max_iters n_layer n_head n_embd vocab_size bias dtype "
     "device eval_interval eval_iters log_interval learning_rate min_lr warmup_iters lr_decay_iters decay_lr "
     "dropout weight_decay beta1 beta2 grad_clip dataset out_dir compile optimizer init_from seed arch depth "
@@ -85,7 +86,7 @@ WANTED = frozenset(
     # litgpt's and others'
     "global_batch_size micro_batch_size lr_warmup_steps max_tokens max_seq_length grad_accum "
     "seq_len seq_length sequence_length context_length nproc_per_node adam_beta1 adam_beta2 warmdown_iters "
-    "cooldown_iters cooldown_frac num_steps val_loss_every val_tokens".split()
+    "cooldown_iters cooldown_frac num_steps val_loss_every val_tokens"
 )
 # Of names that may be the end of a longer one: nobody knows, where a text begins with it.
 _ENDS_OF_OTHERS = frozenset(name for name in WANTED if any(m != name and m.endswith(name) for m in WANTED))

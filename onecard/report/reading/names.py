@@ -6,21 +6,29 @@ import re
 import unicodedata
 from functools import lru_cache
 
-_STEP = frozenset(
-    ["step", "steps", "iter", "iters", "iteration", "iterations", "it", "s", "paso", "pasos", "iteracion", "iteraciones", "schritt", "schritte", "update", "updates", "batches"]
+
+def word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_STEP = word_set(
+    "step steps iter iters iteration iterations it s paso pasos iteracion iteraciones schritt "
+    "schritte update updates batches"
 )
 # "max steps", "per step", "every 500 steps", "warmup steps" are no place in a run.
-_NO_STEP = frozenset(
-    ["per", "max", "total", "warmup", "eval", "save", "saving", "logging", "log", "num", "number", "accumulation", "accum", "decay", "every", "last", "remaining", "left", "best", "micro", "of", "pro", "por", "cada", "jede", "alle"]
+_NO_STEP = word_set(
+    "per max total warmup eval save saving logging log num number accumulation accum decay every last "
+    "remaining left best micro of pro por cada jede alle"
 )
-_LOSS = frozenset(["loss", "losses", "perdida", "perdidas", "verlust", "nll", "xent", "crossentropy"])
-_TRAIN = frozenset(["train", "training", "trn", "entren", "entrenamiento", "entreno", "tr", "trainings", "training's", "lern"])
-_VAL = frozenset(
-    ["val", "valid", "validation", "validacion", "eval", "evaluation", "test", "dev", "held", "heldout", "validierung", "validierungs", "vali"]
+_LOSS = word_set("loss losses perdida perdidas verlust nll xent crossentropy")
+_TRAIN = word_set("train training trn entren entrenamiento entreno tr trainings lern")
+_VAL = word_set(
+    "val valid validation validacion eval evaluation test dev held heldout validierung validierungs vali"
 )
 # Words that may stand beside "loss" and change nothing.
-_PLAIN = frozenset(
-    ["lm", "avg", "average", "mean", "batch", "running", "smoothed", "smooth", "current", "cross", "entropy", "ce", "step", "token", "nats", "raw", "de", "final", "global", "model", "mittlerer", "medio", "media", "in", "out", "set", "the", "la", "der", "den", "final"]
+_PLAIN = word_set(
+    "lm avg average mean batch running smoothed smooth current cross entropy ce step token nats raw "
+    "de final global model mittlerer medio media in out set the la der den final"
 )
 _JOINED = {
     "trainingsverlust": "train loss", "trainverlust": "train loss", "trainloss": "train loss",
@@ -104,6 +112,8 @@ def _loss(said: list[str], *, whole: bool) -> str | None:
 
 
 # What makes another loss of it, or another moment's.
-_OF_ANOTHER_LOSS = frozenset(
-    ["aux", "auxiliary", "z", "best", "min", "max", "lowest", "kl", "mtp", "balancing", "balance", "moe", "router", "contrastive", "policy", "value", "scale", "distill", "distillation", "ema", "mejor", "beste", "initial", "inicial", "expected", "ctc", "reward", "target", "previous", "old", "new", "bits", "ppl", "perplexity", "acc", "accuracy", "regularization", "sft", "dpo", "box", "cls", "mask", "dice"]
+_OF_ANOTHER_LOSS = word_set(
+    "aux auxiliary z best min max lowest kl mtp balancing balance moe router contrastive policy value "
+    "scale distill distillation ema mejor beste initial inicial expected ctc reward target previous "
+    "old new bits ppl perplexity acc accuracy regularization sft dpo box cls mask dice"
 )

@@ -8,36 +8,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from onecard.report.log import Log, Planned, Start, Steps
 from onecard.report.reading import formats, head
-from onecard.report.reading.formats import (
-    FAMILIES,
-    HUGGINGFACE,
-    KEY_VALUE,
-    NANOCHAT,
-    NANOGPT,
-    ONECARD,
-    WRAPPED,
-)
+from onecard.report.reading.formats import FAMILIES, HUGGINGFACE, KEY_VALUE, NANOCHAT
+from onecard.report.reading.joining import joined as joined_lines
 from onecard.report.reading.lines import Row, Shape, Shapes
 from onecard.report.reading.prose import Prose
-from onecard.report.reading.runs import OneStart, Runs, whole_curve
+from onecard.report.reading.runs import Runs
 from onecard.report.reading.tables import SlashLists, Table, header, is_rule
 from onecard.report.reading.trainer import Trainer, read_end
 
-_WRAPS = 3  # a line of nanochat's has 160 characters: two breaks in a narrow window, three in a tiny one
-_LONGEST_JOINED = 1000
-_OBJECT_LINES = 60
 _BULK = 2000  # rows of a table at a time
 _MAY_BE_ROW = re.compile(r"loss|bpb|val|train|trl:|tel:|verlust|rdida|step|iter|norm", re.IGNORECASE)
-_BEGINS = re.compile(
-    r"\bstep\s+\d{1,12}:\s*train loss|\bStep\s+\d{1,12}\s*\||^\s*step:\d|^\s*\{", re.IGNORECASE
-)
 _QUOTE = re.compile(r"^(?:\s{0,3}>)+ ?")
 _RANK = re.compile(
     r"^\s*\[?(?:default|rank ?|Rank ?|RANK ?|gpu|GPU ?)([0-9]{1,5})\]?:? |^\s*([0-9]{1,4}): (?=iter |[sS]tep |\{')"
 )
-_OBJECT = re.compile(r"\{\s*$")
 
 
 @dataclass
@@ -144,7 +129,7 @@ class Reader:
                 index = self._read_table(lines, index)
                 if index >= len(lines):
                     break
-            joined = self._joined(lines, index, ends=ends)
+            joined = joined_lines(lines, index, ends=ends)
             if joined is None:
                 break
             line, index = joined
@@ -163,41 +148,6 @@ class Reader:
             self._runs(self._table.format).add_many(_of_table(columns), self.settings, self.facts)
             begin += len(some)
         return begin
-
-    # --- lines that go on in the next ---------------------------------------------------------------
-
-    def _joined(self, lines: list[str], index: int, *, ends: bool) -> tuple[str, int] | None:
-        """(a line as its program wrote it, the index of what follows); None where the next lines are needed."""
-        line = lines[index]
-        if _OBJECT.search(line):
-            return _object(lines, index, ends)
-        if line.endswith("\\") and head.MAY_BE_COMMAND.search(line):
-            more = index
-            while more < len(lines) and lines[more].endswith("\\") and more - index < _OBJECT_LINES:
-                more += 1
-            if more >= len(lines) and not ends:
-                return None
-            return " ".join(part.rstrip("\\ ") for part in lines[index : more + 1]), more + 1
-        for begins, whole, enough in WRAPPED:
-            found = begins.search(line)
-            if not found or whole.search(line):
-                continue
-            best = line if enough.search(line) else None
-            for more in range(1, _WRAPS + 1):
-                if index + more >= len(lines):
-                    if not ends:
-                        return None
-                    break
-                following = lines[index + more]
-                piece = "".join(lines[index : index + more + 1])
-                if not following.strip() or len(piece) > _LONGEST_JOINED or _is_beginning(following):
-                    break
-                if whole.search(piece):
-                    return piece, index + more + 1
-                if best is None and enough.search(piece):
-                    best = piece
-            return best or line, index + 1
-        return line, index + 1
 
     # --- one by one -------------------------------------------------------------------------------
 
@@ -379,85 +329,6 @@ class Reader:
     def _runs(self, family: str) -> Runs:
         return self.runs.setdefault(family, Runs())
 
-    # --- the answer -------------------------------------------------------------------------------
-
-    def log(self) -> Log | None:
-        with_rows = {family: runs for family, runs in self.runs.items() if runs.rows}
-        weak = (formats.CSV, formats.TABLE, KEY_VALUE)
-        if not with_rows:
-            return self._first_step_alone()
-        family = max(with_rows, key=lambda name: (with_rows[name].rows, name not in weak))
-        runs = with_rows[family]
-        starts = [start for start in runs.starts if len(start)]
-        name = self.votes[family].most_common(1)[0][0] if self.votes.get(family) else family
-        if family in weak or family == formats.JSONL:
-            starts = _in_order(starts)
-            for start in starts:
-                _complete(start)
-        name = _nanogpt_or_onecard(starts, self.votes[family]) if family == NANOGPT else name
-        curve = whole_curve(starts)
-        planned = Planned()
-        if family in (formats.CSV, formats.TABLE, formats.JSONL):
-            curve, planned = _without_planned(curve)
-        trained = [start for start in starts if len(start.steps)] or starts
-        settings, facts, evidence = self._said(trained[-1])
-        return Log(
-            format=name,
-            steps=curve.steps,
-            evaluations=curve.evaluations,
-            settings=settings,
-            facts=facts,
-            starts=(curve,) if len(starts) == 1 else tuple(Start(s.steps, s.evaluations) for s in starts),
-            planned=planned,
-            remarks=tuple(self.remarks),
-            evidence=evidence,
-        )
-
-    def _said(self, start: OneStart) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-        """The log's own words first, then the command line's, then those of prose."""
-        settings = {**self.prose.settings, **self.commands, **start.settings}
-        facts = {**self.prose.facts, **start.facts}
-        if "cards" not in facts and isinstance(cards := settings.get("nproc_per_node"), int):
-            facts["cards"] = cards
-        if isinstance(tokens := settings.get("eval_tokens"), int):
-            facts.setdefault("eval_tokens", tokens)
-        printed = {*start.settings, *start.facts}
-        evidence = {**self.prose.evidence, **self.evidence}
-        return settings, facts, {name: words for name, words in evidence.items() if name not in printed}
-
-    def _first_step_alone(self) -> Log | None:
-        """What people quote of a run that has just begun: "the first iteration took 27 seconds"."""
-        if (ms := self.prose.first_step_ms) is None:
-            return None
-        settings, facts, evidence = self._said(OneStart(self.settings, self.facts))
-        start = Start(Steps(step=[0.0], ms=[ms]), whole_curve([OneStart()]).evaluations)
-        return Log(KEY_VALUE, start.steps, start.evaluations, settings, facts, (start,), evidence=evidence)
-
-
-def _is_beginning(line: str) -> bool:
-    """Is this no continuation, but a line of its own?"""
-    return bool(
-        _BEGINS.search(line) or head.START.search(line) or any(begins.search(line) for begins, *_ in WRAPPED)
-    )
-
-
-def _object(lines: list[str], index: int, ends: bool) -> tuple[str, int] | None:
-    """A JSON object that is spread over lines, as one; of nested ones the innermost."""
-    for more in range(index + 1, index + _OBJECT_LINES):
-        if more >= len(lines):
-            if not ends:
-                return None
-            break
-        if _OBJECT.search(lines[more]):
-            break
-        if "}" in lines[more]:
-            pieces = [
-                lines[index][lines[index].rindex("{") :].strip(),
-                *(line.strip() for line in lines[index + 1 : more + 1]),
-            ]
-            return " ".join(pieces), more + 1
-    return lines[index], index + 1
-
 
 def _row_of_table(row: Row) -> Row:
     """A table's row: "train" alone is a step's loss."""
@@ -471,71 +342,3 @@ def _of_table(columns: dict[str, list[float]]) -> dict[str, list[float]]:
     if "train" in columns and not {"val", "bpb"} & set(columns):
         columns = {("loss" if name == "train" else name): values for name, values in columns.items()}
     return columns
-
-
-def _in_order(starts: list[OneStart]) -> list[OneStart]:
-    """People also list the newest first: then each row looks like another start."""
-    if len(starts) > 2 and all(
-        len(start) <= 2 and len(start.steps) < 2 and len(start.evaluations) < 2 for start in starts
-    ):
-        runs = Runs()
-        for start in reversed(starts):
-            for columns, sort in ((start.evaluations, "e"), (start.steps, "s")):
-                for values in columns:
-                    named = {n: v for n, v in zip(columns.NAMES, values, strict=True) if not math.isnan(v)}
-                    if sort == "s" or "val" in named or "bpb" in named:
-                        runs.add(named, start.settings, start.facts)
-        return runs.starts
-    return starts
-
-
-def _complete(start: OneStart) -> None:
-    """Where training losses stand in more rows than validation losses, they are the curve of all of them."""
-    if not any(not math.isnan(loss) for loss in start.steps.loss):
-        return
-    said = {
-        step: value
-        for step, value in zip(start.evaluations.step, start.evaluations.train, strict=True)
-        if not math.isnan(value)
-    }
-    if not said:
-        return
-    rows = {values[0]: dict(zip(Steps.NAMES, values, strict=True)) for values in start.steps}
-    lr = dict(zip(start.evaluations.step, start.evaluations.lr, strict=True))
-    tokens = dict(zip(start.evaluations.step, start.evaluations.tokens, strict=True))
-    for step, value in said.items():
-        row = rows.setdefault(step, {"step": step, "lr": lr[step], "tokens": tokens[step]})
-        if math.isnan(row.get("loss", math.nan)):
-            row["loss"] = value
-    merged = Steps()
-    for step in sorted(rows):
-        merged.append(**rows[step])
-    start.steps = merged
-
-
-def _without_planned(curve: Start) -> tuple[Start, Planned]:
-    """Rows behind the last loss that have a rate or tokens: the schedule still to come."""
-    steps, at = curve.steps, len(curve.steps)
-    last = curve.evaluations.step[-1] if len(curve.evaluations) else -1.0
-    while (
-        at and math.isnan(steps.loss[at - 1]) and math.isnan(steps.ms[at - 1]) and steps.step[at - 1] > last
-    ):
-        at -= 1
-    rest = steps.part(at, None)
-    planned = Planned(step=rest.step, tokens=rest.tokens, lr=rest.lr)
-    if not len(rest):
-        return curve, planned
-    kept = steps.part(None, at)
-    assert isinstance(kept, Steps)
-    return Start(kept, curve.evaluations), planned
-
-
-def _nanogpt_or_onecard(starts: list[OneStart], votes: Counter[str]) -> str:
-    """nanoGPT shows -100% at first and an MFU always; onecard never the one and not always the other."""
-    steps = starts[-1].steps
-    if any(mfu < 0 for start in starts for mfu in start.steps.mfu):
-        return NANOGPT
-    shown = [not math.isnan(mfu) for mfu in steps.mfu]
-    of_onecard = votes[ONECARD] > 0 or starts[-1].facts.get("is_onecards", False)
-    at_once = len(shown) > 0 and steps.step[0] == 0 and shown[0]
-    return ONECARD if of_onecard or at_once else NANOGPT
