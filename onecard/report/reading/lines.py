@@ -123,8 +123,16 @@ class Shape:
                 rows.append(row)
         return rows
 
+    def without_beginning(self, row: Row) -> Row:
+        """A row without what stands in front of its step: in a text's first line it may be another step's."""
+        columns = self.plans[0].columns
+        step = columns.get("step", (0, 1.0))[0]
+        return {name: value for name, value in row.items() if columns.get(name, (step, 1.0))[0] >= step}
+
     def _is_as_long(self, numbers: Sequence[str]) -> bool:
         """Is the last number a loss with as many decimals as its like?"""
+        if "{" in self.gaps[0] or "e" in numbers[-1].lower():
+            return False  # decimals vary there
         mine = decimals(numbers[-1])
         losses = {index for plan in self.plans for name, (index, _f) in plan.columns.items() if name in _LOSSES}
         others = {decimals(numbers[index]) for index in losses if index != len(numbers) - 1}

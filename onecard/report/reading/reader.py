@@ -92,7 +92,7 @@ class Reader:
             self._has_first_rank = True
             rank = _RANK.match(self._of_other_ranks[0])
             prefix = rank[0] if rank else ""
-            self._read_lines([line[len(prefix):] for line in self._of_other_ranks if line.startswith(prefix)], ends=True)
+            self._read_lines([line[len(prefix):] for line in self._of_other_ranks if line.startswith(prefix)], ends=True, last=True)
         self._release()
         self._slash_rows()
         self.trainer.finish(self._runs(HUGGINGFACE), self.settings, self.facts)
@@ -201,7 +201,7 @@ class Reader:
     def _slash_rows(self) -> None:
         for row in self._slashes.rows():
             self._vote(formats.TABLE, 1)
-            self._runs(formats.TABLE).add(_row_of_table(row), self.settings, self.facts)
+            self._runs(formats.TABLE).add(row, self.settings, self.facts, evaluated="train" in row)
 
     def _is_of_another_rank(self, line: str) -> bool:
         """Several processes print the same: the first of them is enough, or any where it says nothing."""
@@ -224,6 +224,9 @@ class Reader:
         rows = [
             row for row in shape.rows(numbers, cut=cut) if "step" in row or shape.format.name != KEY_VALUE
         ]
+        if first and rows and not line.lstrip().startswith("{"):
+            rows[0] = shape.without_beginning(rows[0])
+            rows = rows if len(rows[0]) > 1 else rows[1:]
         for row in rows:
             if first and shape.plans[0].bare:
                 self._held = [(shape, row)]
@@ -279,6 +282,8 @@ class Reader:
                 self._whole_last_step()
         if "micro" in row:
             self._micro_steps(row)
+        elif entry.micro:
+            row.pop("ms", None)
         waiting, self._shared = self._shared, []
         for earlier in (*(shared for _name, shared in waiting), row):
             self._runs(family).add(earlier, self.settings, self.facts)
