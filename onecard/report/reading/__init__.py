@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from onecard.report import logs
 from onecard.report.log import NOT_SAID, Evaluations, Log, Start, Steps
 from onecard.report.log_text import decode
@@ -17,8 +19,12 @@ def read(content: bytes) -> Log | None:
     def column(values: list[float | None]) -> list[float]:
         return [NOT_SAID if value is None else value for value in values]
 
+    def shown(values: list[float | None]) -> list[float]:
+        """With infinity for a value that the log shows as no number."""
+        return column([math.inf if value is not None and math.isnan(value) else value for value in values])
+
     steps = Steps(
-        step=old.numbers, ms=old.ms, loss=column(old.losses), mfu=column(old.mfus),
+        step=old.numbers, ms=old.ms, loss=shown(old.losses), mfu=column(old.mfus),
         tokens_per_s=column(old.speeds),
     )  # fmt: skip
     evaluations = Evaluations(step=found.evaluations)
