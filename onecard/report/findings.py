@@ -41,6 +41,9 @@ class Place:
     high: float | None = None
     bridges: tuple[str, ...] = ()  # the steps of a comparison that nothing published makes directly
     cannot: str = ""  # why no comparison is made
+    standing: str = ""  # ahead, on (the trend) or behind
+    equals_tokens: float | None = None  # after so many a usual run of this size ends at this loss
+    unit: str = "nats"  # a token; or bpb, bits per byte of text
 
 
 @dataclass(frozen=True)
