@@ -21,6 +21,7 @@ from onecard.report.findings import Finding, Forecast, ForecastPoint, Mistake, N
 from onecard.report.known import Known
 from onecard.report.log import Log
 from onecard.report.run_facts import RunFacts
+from onecard.report.run_folder import RunFolder
 
 Health = Literal["healthy", "healthy-but", "not-healthy", "unknown"]
 
@@ -173,14 +174,17 @@ def heaviest(mistakes: Sequence[Mistake]) -> list[Mistake]:
 # --- asking them all ------------------------------------------------------------------------------------
 
 
-def report_of(log: Log, known: Known, folder: str = "", *, name: str = "", money: Money | None = None) -> Report:
-    """`folder`: the run's, where it has one. `known`: what the person adds to the log."""
+def report_of(
+    log: Log, known: Known, folder: RunFolder | None = None, *, source: str = "", name: str = "",
+    money: Money | None = None,
+) -> Report:  # fmt: skip
+    """`known`: what the person adds to the log. `source`: how the run was named, for commands."""
     from onecard.report import alarms, curve, gather, mistakes, next_steps, place
     from onecard.report.forecast import forecast_of
 
-    facts = gather.facts_of(log, known, folder)
-    found = Report(facts, name, course=course_of(facts, pace_of(facts, known), money or Money()))
-    if not losses_seen(facts):
+    facts = replace(gather.facts_of(log, known, folder), source=source)
+    found = Report(facts, name, course=course_of(facts, pace_of(facts), money or Money()))
+    if losses_seen(facts) < LEAST_LOSSES:
         return found
     forecast, stands = forecast_of(facts), place.place_of(facts)
     return replace(
@@ -195,12 +199,12 @@ def report_of(log: Log, known: Known, folder: str = "", *, name: str = "", money
     )
 
 
-def pace_of(facts: RunFacts, known: Known) -> Pace:
+def pace_of(facts: RunFacts) -> Pace:
     """As eta has it; where eta has no answer, what the lines say."""
     from onecard.report.eta import estimate
 
     try:
-        found = estimate(facts.log, replace(known, card=known.card or facts.card))
+        found = estimate(facts)
     except UserError:
         return pace_by_lines(facts)
     return Pace(

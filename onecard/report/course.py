@@ -26,7 +26,9 @@ class Amount:
         return None if self.so_far is None or self.left is None else self.so_far + self.left
 
     def times(self, factor: float | None) -> Amount:
-        return Amount(*(None if v is None or factor is None else v * factor for v in (self.so_far, self.left)))
+        return Amount(
+            *(None if v is None or factor is None else v * factor for v in (self.so_far, self.left))
+        )
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class _Canvas:
 
 
 def drawn(curves: Curves, wide: int, high: int, signs: Signs, *, log_x: bool = False) -> list[Segments]:
-    """The curve with its axes in `high` lines of `wide` columns. Other horizons would leave it half of them."""
+    """The curve with its axes in `high` lines. Other horizons would leave it half of the columns."""
     curves = curves if curves.fans else replace(curves, points=())
     steps, losses = curves.steps(log_x), curves.losses(log_x)
     labels = _loss_labels(losses, high - 2)

@@ -1,7 +1,7 @@
 """Figures of a run as inline SVG, with labels in HTML around it.
 
-A figure is stretched to the width that it has: on a telephone its lines stay as thin, and its labels as large, as
-on a desk. By the extremes of each column of pixels it has some 16 KB whatever the length of the log.
+A figure is stretched to the width that it has: on a telephone its lines stay as thin, and its labels as
+large, as on a desk. By the extremes of each column of pixels it has some 16 KB whatever the length of the log.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def overlay(named: Sequence[tuple[str, Pairs]], scales: tuple[Scale, Scale], wor
     steps, losses = scales
     parts = [_grid(steps, losses, 6, 8)]
     for at, (_name, pairs) in enumerate(named):
-        parts.append(_line(pairs if len(pairs) <= _COLUMNS else mean_line(pairs, _MEANS), scales, f"run{at % 6}"))
+        parts.append(
+            _line(pairs if len(pairs) <= _COLUMNS else mean_line(pairs, _MEANS), scales, f"run{at % 6}")
+        )
     return _figure("loss", parts, words, _y_labels(losses, 6) + _x_labels(steps))
 
 
@@ -150,10 +152,14 @@ def _expected(curves: Curves, scales: tuple[Scale, Scale]) -> list[str]:
         begin, point = _xy(steps.at(step), losses.at(loss)), curves.points[0]
         ends = [_xy(steps.at(point.step), losses.at(v)) for v in (point.high, point.low)]
         parts.append(f'<path class="fan" d="{_path([begin, *ends])}z"/>')
-        parts.append(f'<path class="expected" d="{_path([begin, _xy(steps.at(point.step), losses.at(point.loss))])}"/>')
+        parts.append(
+            f'<path class="expected" d="{_path([begin, _xy(steps.at(point.step), losses.at(point.loss))])}"/>'
+        )
     for point in curves.points:
         x = steps.at(point.step)
-        parts.append(f'<path class="range" d="{_path([_xy(x, losses.at(v)) for v in (point.low, point.high)])}"/>')
+        parts.append(
+            f'<path class="range" d="{_path([_xy(x, losses.at(v)) for v in (point.low, point.high)])}"/>'
+        )
         x_at, y_at = _xy(x, losses.at(point.loss))
         parts.append(f'<path class="dot fandot" d="M{x_at} {y_at}h0"/>')
     return parts
@@ -187,5 +193,7 @@ def _x_labels(scale: Scale) -> str:
     labels = []
     for at, tick in enumerate(scale.ticks(8)):
         kind = "x odd" if at % 2 else "x"
-        labels.append(f'<span class="{kind}" style="left:{100 * scale.at(tick):.1f}%">{escape(short(tick))}</span>')
+        labels.append(
+            f'<span class="{kind}" style="left:{100 * scale.at(tick):.1f}%">{escape(short(tick))}</span>'
+        )
     return "".join(labels)

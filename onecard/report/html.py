@@ -1,7 +1,7 @@
 """A report as one page: a file of its own, light and dark, narrow and wide, that asks nothing of any network.
 
-A log is somebody else's text: whatever of it stands on the page is escaped, no script runs there, and a policy in
-its head forbids the browser to load anything.
+A log is somebody else's text: whatever of it stands on the page is escaped, no script runs there, and a
+policy in its head forbids the browser to load anything.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ def document(title: str, body: Iterable[str]) -> str:
 def write_page(path: Path, content: str) -> None:
     """Over a report that is there, but over nothing else."""
     if path.is_dir() or not path.parent.is_dir():
-        why = _("it is a folder") if path.is_dir() else _("there is no folder {folder}").format(folder=path.parent)
+        why = (
+            _("it is a folder")
+            if path.is_dir()
+            else _("there is no folder {folder}").format(folder=path.parent)
+        )
         raise UserError(
             _("the report cannot be written to {path}").format(path=path), why, "--html report.html"
         )
@@ -147,14 +151,18 @@ def _figures(report: Report, log_x: bool) -> str:
     unit = _("bits per byte") if curves.unit == "bpb" else _("nats a token")
     described = _describe(report, curves)
     words = Words("loss", _("Loss by step"), described)
-    shown = figure_of(_("Loss in {unit}, by step").format(unit=unit), _keys(curves), loss_figure(curves, words, log_x=log_x))
+    shown = figure_of(
+        _("Loss in {unit}, by step").format(unit=unit), _keys(curves), loss_figure(curves, words, log_x=log_x)
+    )
     steps = curves.steps(log_x)
     for pairs, name, kind in (
         (rates_of(report.facts), _("Learning rate"), "rate"),
         (speeds_of(report.facts), _("Tokens a second"), "speed"),
     ):
         if len(pairs) > 1 and max(value for _step, value in pairs) > 0:
-            shown += figure_of(name, (), strip(pairs, steps, Words(kind, name, _range(pairs, steps)), kind), low=True)
+            shown += figure_of(
+                name, (), strip(pairs, steps, Words(kind, name, _range(pairs, steps)), kind), low=True
+            )
     return shown
 
 
@@ -221,9 +229,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> 
     """Figures to the right; wider than the screen, it is moved by itself and not the page with it."""
     figures = [all(_FIGURES.fullmatch(row[n]) for row in rows) for n in range(len(headings))]
     kinds = [' class="n"' if right and n else "" for n, right in enumerate(figures)]
-    head = "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in zip(headings, kinds, strict=True))
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in zip(headings, kinds, strict=True)
+    )
     body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True))
+        + "</tr>"
         for row in rows
     )
     return (

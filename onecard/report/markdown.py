@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from onecard.language import _
 from onecard.report.answer import Report
 from onecard.report.rows import rows_of, run_line
 from onecard.report.tables import Section, sections

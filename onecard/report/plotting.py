@@ -1,14 +1,14 @@
 """What figures of a run are drawn from: its curves, the scales of their axes, and extremes by column.
 
-A log has up to millions of steps and a figure a few hundred columns of pixels. Of each column the lowest and the
-highest value are drawn, so that no spike is lost and the figure is as small as ever.
+A log has up to millions of steps and a figure a few hundred columns of pixels. Of each column the lowest
+and the highest value are drawn, so that no spike is lost and the figure is as small as ever.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -126,8 +126,8 @@ class Curves:
         return Scale(low, max(last, low + 1), True)
 
     def losses(self, log: bool = False) -> Scale:
-        """What the axis of losses spans: not the fall of the first steps, which would leave the rest flat, unless
-        steps are on a scale where it has room."""
+        """What the axis of losses spans: not the fall of the first steps, which would leave the rest flat,
+        unless steps are on a scale where it has room."""
         finite = [[(s, v) for s, v in pairs if math.isfinite(v)] for pairs in (self.train, self.val)]
         values = sorted(v for pairs in finite for _s, v in pairs)
         if not values:

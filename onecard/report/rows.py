@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onecard.language import _, joined, ngettext, number
+from onecard.language import _, joined, number
 from onecard.plan.amounts import FEW_KWH, count, duration
 from onecard.plan.show import span
-from onecard.report.answer import Loss, Report, loss_text, perplexity
+from onecard.report.answer import Report, loss_text, perplexity
 from onecard.report.course import Amount
 from onecard.report.findings import ForecastPoint, NextStep
-from onecard.report.run_facts import RunFacts
 
 _MOST_SHOWN = 160  # characters of a sample, in a line
 PROGRAMS = {
@@ -59,7 +58,14 @@ def run_parts(report: Report) -> list[str]:
 
 
 def rows_of(report: Report) -> list[Row]:
-    found = [*_loss(report), *_place(report), *_forecast(report), *_speed(report), *_time(report), *_sample(report)]
+    found = [
+        *_loss(report),
+        *_place(report),
+        *_forecast(report),
+        *_speed(report),
+        *_time(report),
+        *_sample(report),
+    ]
     return [row for row in found if row.text]
 
 
@@ -193,5 +199,3 @@ def step_text(step: NextStep) -> str:
     if step.kwh is not None:
         amounts.append(kwh(step.kwh))
     return f"{step.text.rstrip('.')} ({joined(amounts)})" if amounts else step.text
-
-

@@ -1,10 +1,10 @@
-"""A report on one screen of a terminal: the verdict, the curve, reasons and figures; `--full` has the rest."""
+"""A report on one screen of a terminal: verdict, curve, reasons, figures; `--full` has the rest."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onecard.language import _
@@ -53,7 +53,9 @@ def _pieces(report: Report, width: int, signs: Signs) -> list[Piece]:
     found = [Piece(0, [*_verdict(report, width), *_run(report, width)])]
     wrong = [(each.text, False) for each in heaviest(report.mistakes)]
     reasons = [(each.text, each.good) for each in report.reasons]
-    for rank, (text, good) in enumerate(each for each in (*wrong[:3], *reasons) if each[0].rstrip(".") not in said):
+    for rank, (text, good) in enumerate(
+        each for each in (*wrong[:3], *reasons) if each[0].rstrip(".") not in said
+    ):
         found.append(Piece(2 if rank < 2 else 4 if rank < 4 else 7, _bullet(text, good, width, signs)))
     rows = rows_of(report)
     for row, lines in zip(rows, _rows(rows, width), strict=True):
@@ -66,7 +68,7 @@ def _pieces(report: Report, width: int, signs: Signs) -> list[Piece]:
 
 def whole(report: Report, width: int, signs: Signs, *, log_x: bool = False) -> list[Segments]:
     width = min(width, WIDEST)
-    lines = [*_verdict(report, width), *_paragraph(run_line(report), width, style="dim")]
+    lines = [*_verdict(report, width), *paragraph(run_line(report), width, style="dim")]
     if len(curves_of(report.facts).main) > 1:
         lines += [[], *_curve(report, width, _FULL_CURVE, signs, log_x)]
     reasons = [line for each in report.reasons for line in _bullet(each.text, each.good, width, signs)]
@@ -74,12 +76,12 @@ def whole(report: Report, width: int, signs: Signs, *, log_x: bool = False) -> l
     figures = [row for row in rows_of(report) if row.key not in ("place", "forecast")]
     lines += _headed(_("In figures"), [line for row in _rows(figures, width, whole=True) for line in row])
     for section in sections(report):
-        body = [line for text in section.texts for line in _paragraph(text, width - 2, indent=2)]
+        body = [line for text in section.texts for line in paragraph(text, width - 2, indent=2)]
         if section.headings:
-            body += _table(section.headings, section.rows, width)
+            body += table_lines(section.headings, section.rows, width)
         for item in section.items:
             body += _item(item.text, item.code, width)
-            body += [line for more in item.details for line in _paragraph(more, width, indent=4)]
+            body += [line for more in item.details for line in paragraph(more, width, indent=4)]
         lines += _headed(section.title, body)
     return lines
 
@@ -87,7 +89,7 @@ def whole(report: Report, width: int, signs: Signs, *, log_x: bool = False) -> l
 def _verdict(report: Report, width: int) -> list[Segments]:
     first, second = verdict_of(report)
     style = f"bold {_COLOURS[report.health]}"
-    return [*_paragraph(first, width, style=style), *_paragraph(second, width, style="bold")]
+    return [*paragraph(first, width, style=style), *paragraph(second, width, style="bold")]
 
 
 def _curve(report: Report, width: int, high: int, signs: Signs, log_x: bool) -> list[Segments]:
@@ -98,7 +100,7 @@ def _curve(report: Report, width: int, high: int, signs: Signs, log_x: bool) -> 
 def _more(report: Report, width: int) -> list[Segments]:
     source = report.facts.source or "-"
     text = _("More: onecard report {source} --full, or --html FILE").format(source=quoted(source))
-    return _paragraph(text, max(width, len(text)), style="dim")
+    return paragraph(text, max(width, len(text)), style="dim")
 
 
 def quoted(source: str) -> str:
@@ -149,7 +151,7 @@ def hung(text: str, width: int, indent: int) -> list[str]:
     return [first, *(" " * indent + more for more in rest)]
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Segments]:
+def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Segments]:
     """Words on the left, figures on the right; the last column goes on below itself."""
     plain = [headings, *rows]
     widths = [max(len(row[n]) for row in plain) for n in range(len(headings))]
@@ -169,7 +171,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
     return lines
 
 
-def _paragraph(text: str, width: int, *, indent: int = 0, style: str = "") -> list[Segments]:
+def paragraph(text: str, width: int, *, indent: int = 0, style: str = "") -> list[Segments]:
     return [[(" " * indent + line, style)] for line in _wrapped(text, width - indent)] if text else []
 
 

@@ -1,4 +1,4 @@
-"""The sections of a whole report: titles, tables and what to do. A terminal, a page and markdown show the same."""
+"""The sections of a whole report, the same in a terminal, on a page and in markdown."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def _mistakes(report: Report) -> Section:
 
 def _next_steps(report: Report) -> Section:
     items = tuple(
-        Item(step_text(step), step.command, (_("Source: {source}").format(source=step.source),) if step.source else ())
+        Item(
+            step_text(step),
+            step.command,
+            (_("Source: {source}").format(source=step.source),) if step.source else (),
+        )
         for step in report.next_steps
     )
     return Section("next", _("What to do next"), items=items)
@@ -121,7 +125,12 @@ def losses(report: Report) -> Section:
         pair = [value_at(pairs, step, within) for pairs in (smooth, curves.val)]
         if any(value is not None for value in pair):
             rows.append((number(round(step), ",d"), *(_tokens(report.facts, step)), *map(_cell, pair)))
-    headings = (_("step"), *((_("tokens"),) if report.facts.tokens_per_step else ()), _("training"), _("validation"))
+    headings = (
+        _("step"),
+        *((_("tokens"),) if report.facts.tokens_per_step else ()),
+        _("training"),
+        _("validation"),
+    )
     return Section("losses", _("Losses"), (), headings, tuple(rows))
 
 
@@ -142,8 +151,9 @@ def _facts(report: Report) -> Section:
 
 def origin_text(origin: str) -> str:
     names = {
-        "log": _("the log"), "command": _("its command line"), "prose": _("the text"), "config": _("the config"),
-        "folder": _("the run's folder"), "data": _("the data"), "flag": _("your flag"),
+        "log": _("the log"), "command": _("its command line"), "prose": _("the text"),
+        "config": _("the config"), "folder": _("the run's folder"), "data": _("the data"),
+        "flag": _("your flag"), "usual": _("this machine"), "trainer": _("the trainer's default"),
     }  # fmt: skip
     return names.get(origin, origin)
 

@@ -7,6 +7,7 @@ from onecard.plan.amounts import count
 from onecard.report.answer import Report, first_loss, loss_text, losses_seen
 from onecard.report.findings import Place
 
+
 def verdict_of(report: Report) -> tuple[str, str]:
     return _first(report), _second(report)
 
@@ -65,7 +66,9 @@ def _second(report: Report) -> str:
                 "It stands at {loss} at {at} and should end between {low} and {high}; "
                 "usual runs of its size end between {usual_low} and {usual_high}."
             )
-        return text.format(loss=loss.text, at=at, low=loss_text(end.low), high=loss_text(end.high), **_usual(usual))
+        return text.format(
+            loss=loss.text, at=at, low=loss_text(end.low), high=loss_text(end.high), **_usual(usual)
+        )
     if usual is not None:
         text = _("Its {name} is {loss} at {at}; usual runs of its size reach {usual_low} to {usual_high}.")
         return text.format(name=loss.name, loss=loss.text, at=at, **_usual(usual))
