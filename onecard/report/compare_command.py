@@ -54,7 +54,7 @@ def amount_text(found: Comparison) -> str:
     if found.axis == "hours":
         return duration(3600 * found.amount)
     if found.axis == "flops":
-        return _("{n:.2g} FLOPs").format(n=found.amount)
+        return _("{n} FLOPs").format(n=number(found.amount, ".2g").replace("e+", "e"))
     return _("{n:,.1f} kWh").format(n=found.amount)
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from onecard.language import number
-from onecard.report.plotting import Column, Curves, Pairs, Scale, by_column, digits_of, mean_line, short
+from onecard.report.plotting import Column, Curves, Pairs, Scale, by_column, mean_line, short, tick_labels
 
 Segments = list[tuple[str, str]]  # text and its style, of one line
 
@@ -86,7 +85,8 @@ def drawn(curves: Curves, wide: int, high: int, signs: Signs, *, log_x: bool = F
     steps, losses = curves.steps(log_x), curves.losses(log_x)
     labels = _loss_labels(losses, high - 2)
     gutter = max(map(len, labels.values()), default=0)
-    canvas = _Canvas(wide - gutter - 2, high - 2, signs)
+    inside = max(10, wide - gutter - 2)
+    canvas = _Canvas(inside, high - 2, signs)
     # Training beside validation is a shade behind it; alone it is the curve.
     if curves.main is not curves.train:
         _draw(canvas, mean_line(curves.train, canvas.columns // 2), (steps, losses), _TRAIN)
@@ -101,7 +101,6 @@ def drawn(curves: Curves, wide: int, high: int, signs: Signs, *, log_x: bool = F
     for row, line in enumerate(canvas.lines()):
         label = labels.get(row, "")
         lines.append([(f"{label:>{gutter}} {labelled if label else beside}", "dim"), *line])
-    inside = wide - gutter - 2
     lines.append([(" " * gutter + f" {corner}" + _ruler(curves, steps, inside, below), "dim")])
     lines.append([(" " * (gutter + 2) + _step_labels(steps, inside), "dim")])
     return lines
@@ -111,8 +110,7 @@ def _loss_labels(losses: Scale, rows: int) -> dict[int, str]:
     """Labels by row; fewer than rows, and at rows of their own."""
     ticks = losses.ticks(max(3, rows // 2))
     ticks = ticks if len(ticks) > 1 else losses.ticks(rows)
-    form = f".{digits_of(ticks)}f"
-    return {round((1 - losses.at(tick)) * (rows - 1)): number(tick, form) for tick in ticks}
+    return dict(zip((round((1 - losses.at(t)) * (rows - 1)) for t in ticks), tick_labels(ticks), strict=True))
 
 
 def _ruler(curves: Curves, steps: Scale, wide: int, sign: str) -> str:

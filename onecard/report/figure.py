@@ -1,7 +1,7 @@
 """Figures of a run as inline SVG, with labels in HTML around it.
 
 A figure is stretched to the width that it has: on a telephone its lines stay as thin, and its labels as
-large, as on a desk. By the extremes of each column of pixels it has some 16 KB whatever the length of the log.
+large, as on a desk. By the extremes of each column of pixels it has some 16 KB, however long the log is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 
 from onecard.language import number
-from onecard.report.plotting import Column, Curves, Pairs, Scale, by_column, digits_of, mean_line, short
+from onecard.report.plotting import Column, Curves, Pairs, Scale, by_column, mean_line, short, tick_labels
 
 _SIDE = 1000  # of the picture's own coordinates, both ways
 _COLUMNS, _STRIP_COLUMNS, _MEANS = 480, 240, 160
@@ -180,8 +180,8 @@ def _grid(steps: Scale, losses: Scale, high: int, wide: int) -> str:
 
 def _y_labels(scale: Scale, about: int) -> str:
     ticks = scale.ticks(about)
-    form = f".{digits_of(ticks)}f"
-    return "".join(_y_label(scale.at(tick), number(tick, form)) for tick in ticks)
+    labels = zip(ticks, tick_labels(ticks), strict=True)
+    return "".join(_y_label(scale.at(tick), label) for tick, label in labels)
 
 
 def _y_label(share: float, text: str) -> str:

@@ -23,6 +23,7 @@ Pairs = Sequence[tuple[float, float]]
 _FALL = 0.04
 _LATE = 3.5  # times what the later steps span
 _LEAST_OF_THE_FALL = 0.4  # of what is above that, after the first steps
+_LARGE = 1e5  # a loss: no more digits than a person reads
 _MANY = 200  # values of a curve, among which a few may be left out
 _ROOM = 0.06  # of the scale, above and below the curve
 _NEAR_THE_END = 2.2  # times the run: what is forecast further off would squeeze the curve
@@ -274,6 +275,8 @@ def short(step: float) -> str:
     return number(round(step, 2), "g")
 
 
-def digits_of(ticks: Sequence[float]) -> int:
-    """Behind the point, as many as the ticks need to differ."""
-    return next((n for n in range(1, 6) if all(abs(round(t, n) - t) < 1e-9 for t in ticks)), 6)
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """With as many digits behind the point as the ticks need to differ."""
+    digits = next((n for n in range(1, 6) if all(abs(round(t, n) - t) < 1e-9 for t in ticks)), 6)
+    form = f".{digits}f" if all(abs(tick) < _LARGE for tick in ticks) else ".3g"
+    return [number(tick, form) for tick in ticks]

@@ -100,7 +100,9 @@ def _curve(report: Report, width: int, high: int, signs: Signs, log_x: bool) -> 
 def _more(report: Report, width: int) -> list[Segments]:
     source = report.facts.source or "-"
     text = _("More: onecard report {source} --full, or --html FILE").format(source=quoted(source))
-    return paragraph(text, max(width, len(text)), style="dim")
+    if len(text) > width:
+        text = _("More: the same with --full, or with --html FILE")
+    return paragraph(text, width, style="dim")
 
 
 def quoted(source: str) -> str:
@@ -176,5 +178,5 @@ def paragraph(text: str, width: int, *, indent: int = 0, style: str = "") -> lis
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    lines = textwrap.wrap(str(text), max(20, width), break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(str(text), max(20, width), break_on_hyphens=False)
     return lines or [""]
