@@ -100,6 +100,8 @@ class ReportOptions(Config):
     batch_size: int | None = option("int", "sequences per micro-batch", group="what the log does not say", low=1, value="N")
     block_size: int | None = option("int", "tokens per sequence", group="what the log does not say", low=1, value="N")
     gradient_accumulation_steps: int | None = option("int", "micro-batches per step", group="what the log does not say", low=1, value="N")
+    eval_every: int | None = option("int", "steps between evaluations", group="what the log does not say", low=1, value="N")
+    eval_tokens: int | None = option("tokens", "tokens of one evaluation: 41.9M", group="what the log does not say", low=1, value="N")
     price: str = option("str", "of a kWh, or a range of it: 0.30, 3-4", default=f"{PRICE:.2f}", group="money", value="N")
     currency: str = option("str", "of the price", default=CURRENCY, group="money", value="NAME")
     idle_watts: float | None = option("float", "what the PC draws besides the card: 80, in a laptop 25", group="money", low=0, high=100_000, value="N")
@@ -261,6 +263,8 @@ def report(options: ReportOptions, words: list[str]) -> int:
     usual = remembered_card() if options.gpu is None else None
     known = Known(
         cards=options.gpus,
+        eval_tokens=options.eval_tokens,
+        eval_every=options.eval_every,
         usual_card=match_rates(usual) if usual else None,
         max_iters=options.max_iters,
         tokens=options.tokens,

@@ -28,7 +28,7 @@ Health = Literal["healthy", "healthy-but", "not-healthy", "unknown"]
 # Fewer losses than that are no curve.
 LEAST_LOSSES = 3
 # Of a mistake's or a finding's weight: from here on the first sentence names it.
-GRAVE = 0.5
+GRAVE = 50.0
 _LATEST = 0.02  # of the run: what its last loss is, where only single steps are logged
 _LEAST_LATEST = 8
 _MOST_OF_A_SAMPLE = 2**20
@@ -187,10 +187,12 @@ def report_of(
     if losses_seen(facts) < LEAST_LOSSES:
         return found
     forecast, stands = forecast_of(facts), place.place_of(facts)
+    rung = alarms.alarms_of(facts)
     return replace(
         found,
-        findings=tuple(curve.findings_of(facts)),
-        alarms=tuple(alarms.alarms_of(facts)),
+        # What was wrong and is no more is part of what the curve shows.
+        findings=(*curve.findings_of(facts), *(alarm for alarm in rung if alarm.good is not False)),
+        alarms=tuple(alarm for alarm in rung if alarm.good is False),
         mistakes=tuple(mistakes.mistakes_of(facts)),
         place=stands,
         forecast=forecast,

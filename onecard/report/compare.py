@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from onecard.config.knobs import knobs
 from onecard.language import _, joined
 from onecard.report.answer import Report
+from onecard.report.curve_noise import evaluation_error as of_tokens
 from onecard.report.plotting import Pairs, curves_of, mean_line
 from onecard.report.tables import facts_shown
 
@@ -90,9 +91,9 @@ class Comparison:
 
 def evaluation_error(report: Report) -> float:
     """The standard error of one evaluation, by the tokens that it reads."""
-    from onecard.report.curve import evaluation_error as of_tokens
-
-    return of_tokens(report.facts) or 0.0
+    error = of_tokens(report.facts)
+    # The same text in every evaluation is the same for both runs too: its error falls out of the difference.
+    return 0.0 if error is None else error.of_a_change / math.sqrt(2) if error.same_text else error.level
 
 
 def sides_of(reports: Sequence[Report]) -> list[Side]:

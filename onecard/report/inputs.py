@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from onecard.errors import UserError
-from onecard.files import open_plain
 from onecard.language import _
 from onecard.report import reading
 from onecard.report.log import Log
 from onecard.report.run_folder import RunFolder, run_folder
-from onecard.terminal import say
+from onecard.report.source import content_of, named
 
-MOST_BYTES = 400 * 2**20
 _LOOKED_AT = 2**16
 _ERRORS = re.compile(rb"Traceback \(most recent call last\)|OutOfMemoryError|CUDA error|Segmentation fault")
 # In the folder of a run: its log by the names that programs give it, the best first.
@@ -39,7 +36,7 @@ class Input:
 
 def read_input(source: str) -> Input:
     path = source if source == "-" else str(_log_in(Path(source)) if _is_folder(source) else source)
-    content = _content(path)
+    content = content_of(path)
     log = reading.read(content)
     if log is None:
         raise _nothing(source, content)
@@ -74,37 +71,6 @@ def _log_in(folder: Path) -> Path:
         _("name the log itself: {names}").format(names=names) if others else "onecard report LOG",
         exit_code=1,
     )
-
-
-def _content(source: str) -> bytes:
-    if source == "-":
-        if sys.stdin.isatty():
-            say(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
-        content = sys.stdin.buffer.read(MOST_BYTES + 1)
-    else:
-        path = Path(source)
-        try:
-            # A person may name a pipe, such as <(ssh HOST cat LOG); in a run's folder none belongs.
-            with open_plain(path) if path.is_file() else path.open("rb") as file:
-                content = file.read(MOST_BYTES + 1)
-        except FileNotFoundError:
-            raise UserError(
-                _("there is no log {path}").format(path=source),
-                hint=_("`onecard report -` reads what you paste"),
-            ) from None
-        except (OSError, ValueError) as error:
-            why = str(getattr(error, "strerror", None) or error)
-            raise UserError(_("{path} cannot be read").format(path=source), why) from None
-    if len(content) > MOST_BYTES:
-        raise UserError(
-            _("{source} is larger than {n:.0f} MB").format(source=named(source), n=MOST_BYTES / 1e6),
-            hint=_("give its losses alone: grep loss LOG | onecard report -"),
-        )
-    return content
-
-
-def named(source: str) -> str:
-    return _("what was pasted") if source == "-" else source
 
 
 def _nothing(source: str, content: bytes) -> UserError:

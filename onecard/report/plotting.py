@@ -15,7 +15,8 @@ from itertools import pairwise
 from onecard.language import number
 from onecard.report.findings import Finding, Forecast, ForecastPoint
 from onecard.report.log import Columns, Log
-from onecard.report.run_facts import RunFacts, Schedule
+from onecard.report.rates import rate_at
+from onecard.report.run_facts import RunFacts
 
 Pairs = Sequence[tuple[float, float]]
 
@@ -203,30 +204,9 @@ def rates_of(facts: RunFacts) -> Pairs:
     if schedule.table:
         return schedule.table
     end, warm = max(facts.last_step or 0, facts.step), schedule.warmup_steps
-    if warm >= end:
-        return [(0, 0.0), (end, rate_at(schedule, end))] if end else []
-    after = [warm + (end - warm) * n / 100 for n in range(101)]
-    return [(step, rate_at(schedule, step)) for step in ([0, *after] if warm else after)]
-
-
-def rate_at(schedule: Schedule, step: float) -> float:
-    """The rate of a schedule of a known kind."""
-    peak, final = schedule.peak or 0.0, schedule.final or 0.0
-    if step < schedule.warmup_steps:
-        return peak * step / schedule.warmup_steps
-    if schedule.horizon is None or schedule.kind in ("constant", "unknown"):
-        return peak
-    begin = schedule.decay_start if schedule.decay_start is not None else schedule.warmup_steps
-    share = (step - begin) / max(1, schedule.horizon - begin)
-    share = min(1.0, max(0.0, share))
-    shape = schedule.decay_shape if schedule.kind == "wsd" else schedule.kind
-    if shape == "cosine":
-        return final + 0.5 * (peak - final) * (1 + math.cos(math.pi * share))
-    if shape == "sqrt":
-        return final + (peak - final) * (1 - math.sqrt(share))
-    if shape == "exponential" and final > 0:
-        return peak * (final / peak) ** share
-    return final + (peak - final) * (1 - share)
+    after = [warm + (end - warm) * n / 100 for n in range(101)] if warm < end else [float(end)]
+    rates = [(step, rate_at(schedule, step)) for step in ([0.0, *after] if warm else after)]
+    return [(step, rate) for step, rate in rates if rate is not None]
 
 
 def speeds_of(facts: RunFacts) -> Pairs:

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onecard.config.knobs import knobs, load_config
-from onecard.config.run import RunConfig
-from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
-from onecard.hardware.cards import Card, find_card, match_rates
+from onecard.hardware.cards import find_card, match_rates
+from onecard.hardware.machine import local_gpus
 from onecard.language import _, english
 from onecard.report.answer import LEAST_LOSSES, Report, losses_seen, report_of
+from onecard.report.config_file import config_from
 from onecard.report.course import Money
 from onecard.report.drawing import Segments, signs_for
-from onecard.report.inputs import named, read_input
+from onecard.report.inputs import read_input
 from onecard.report.known import Known
+from onecard.report.source import named
 from onecard.terminal import columns, console, say, show, show_json
 
 PIPE = 80  # columns
@@ -43,7 +43,7 @@ def report_command(
     with english(form.json):
         if sources.count("-") > 1:
             raise UserError(_("one paste can be read at a time"), hint=_("put the others into files"))
-        known = replace(known, card=_card(gpu), config=_config(config_file))
+        known = _with_card(_with_config(known, config_file), gpu)
         found = [_report(source, known, money or Money()) for source in sources]
         if len(found) > 1:
             from onecard.report.compare_command import compare_command
@@ -52,15 +52,20 @@ def report_command(
         return _one(found[0], form)
 
 
-def _card(gpu: str | None) -> Card | None:
-    return (match_rates(gpu) or find_card(gpu)) if gpu is not None else None
+def _with_card(known: Known, gpu: str | None) -> Known:
+    """The one that is named; else the usual one counts where the log names none, or this machine's."""
+    if gpu is not None:
+        return replace(known, card=match_rates(gpu) or find_card(gpu))
+    if known.usual_card is None:
+        return replace(known, usual_card=next((found.card for found in local_gpus()), None))
+    return known
 
 
-def _config(path: str | None) -> RunConfig | None:
+def _with_config(known: Known, path: str | None) -> Known:
     if path is None:
-        return None
-    others = frozenset(field.name for field in knobs(SampleConfig))
-    return load_config(RunConfig, [path], also_known=others)
+        return known
+    config, notes = config_from(path)
+    return replace(known, config=config, notes=(*known.notes, *notes))
 
 
 def _report(source: str, known: Known, money: Money) -> Report:

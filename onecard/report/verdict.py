@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from onecard.language import _, ngettext
+from onecard.language import N_, _, ngettext
 from onecard.plan.amounts import count
 from onecard.report.answer import Report, first_loss, loss_text, losses_seen
 from onecard.report.findings import Place
+
+# By the keys of alarms; what is seen of each is its own sentence, and the first of the reasons.
+_TROUBLE = N_("Not healthy: something is wrong since step {step:,}.")
+_TROUBLES = {
+    "diverging": N_("Not healthy: the run diverges since step {step:,}."),
+    "not-a-number": N_("Not healthy: the loss is no number since step {step:,}."),
+    "unlearned": N_("Not healthy: nothing is learned since step {step:,}."),
+    "stuck": N_("Not healthy: the loss is stuck since step {step:,}."),
+    "memorising": N_("Not healthy: the model memorises its text since step {step:,}."),
+}
 
 
 def verdict_of(report: Report) -> tuple[str, str]:
@@ -15,11 +25,9 @@ def verdict_of(report: Report) -> tuple[str, str]:
 def _first(report: Report) -> str:
     health, loss = report.health, report.loss
     if health == "not-healthy":
-        alarm = min(report.alarms, key=lambda each: -each.weight)
-        if alarm.step is None:
-            return _("Not healthy: {alarm}").format(alarm=sentence(alarm.text))
-        text = _("Not healthy since step {step:,}: {alarm}")
-        return text.format(step=alarm.step, alarm=sentence(alarm.text))
+        alarm = max(report.alarms, key=lambda each: each.weight)
+        text = _(_TROUBLES.get(alarm.key, _TROUBLE))
+        return text.format(step=alarm.step if alarm.step is not None else report.facts.step)
     if health == "unknown":
         return _cannot_know(report)
     if health == "healthy-but" and report.grave:

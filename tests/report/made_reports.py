@@ -48,12 +48,12 @@ def report(*, last: int = 6000, end: int = 10_000, lines: int = 601) -> Report:
         notes=("an evaluation line is cut",),
     )  # fmt: skip
     findings = (
-        Finding("gap", "Training and validation are 0.02 apart.", True, None, 0.4),
+        Finding("gap", "Training and validation are 0.02 apart.", True, None, 40.0),
         Finding(
             "falling", "The validation loss still falls, by 0.05 in the last 1,000 steps.", None, None, 0.3
         ),
-        Finding("noise", "Single training losses waver by 0.03.", None, None, 0.2),
-        Finding("begin", "The first loss is near that of guessing among 50,304 tokens.", True, 0, 0.1),
+        Finding("noise", "Single training losses waver by 0.03.", None, None, 20.0),
+        Finding("begin", "The first loss is near that of guessing among 50,304 tokens.", True, 0, 10.0),
     )
     pace = Pace(4.36, 60_100.0, 0.41, 58.3e12, 0.0766, "nanoGPT divides by an A100's 312 TFLOPS", 20.0)
     return Report(
@@ -92,14 +92,14 @@ def wrong() -> Report:
     """A model of another size than was meant, above what is usual."""
     mistake = Mistake(
         "size", "A model of 117M was meant, one of 54M was built.", "n_embd = 512; the file is called 117m",
-        "n_embd = 768   # was 512", "about 0.2 nats", 0.8,
+        "n_embd = 768   # was 512", "about 0.2 nats", 80.0,
     )  # fmt: skip
     usual = Place("A usual run ends between 2.90 and 3.00.", (), 2.95, 2.9, 3.0)
     return replace(finished(), mistakes=(mistake,), place=usual)
 
 
 def diverging() -> Report:
-    alarm = Finding("diverging", "the training loss has risen by 1.2 in 300 steps", False, 5200, 1.0)
+    alarm = Finding("diverging", "The training loss has risen by 1.2.", False, 5200, 95.0)
     return replace(
         report(), alarms=(alarm,), forecast=Forecast(refused="A run that diverges has no end to forecast.")
     )
@@ -117,7 +117,7 @@ def hostile() -> Report:
     )
     return replace(
         made, facts=facts, name=HOSTILE, findings=(Finding(HOSTILE, HOSTILE),), sample=Sample(HOSTILE),
-        mistakes=(Mistake("x", HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1.0),),
+        mistakes=(Mistake("x", HOSTILE, HOSTILE, HOSTILE, HOSTILE, 100.0),),
         place=Place(HOSTILE, ((HOSTILE, 1.0, 1.0, 1.0, HOSTILE),), bridges=(HOSTILE,)),
         next_steps=(NextStep(HOSTILE, HOSTILE, "theirs", source=HOSTILE),),
         forecast=Forecast((ForecastPoint(9000, 1, 3.0, 2.9, 3.1, HOSTILE),), notes=(HOSTILE,)),
