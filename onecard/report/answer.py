@@ -91,13 +91,8 @@ class Report:
 
     @property
     def behind(self) -> bool:
-        """Is its end above what usual runs of its size reach?"""
-        high = self.place.high if self.place else None
-        if high is None or self.loss is None or self.loss.unit != "nats":
-            return False
-        if self.end is not None:
-            return self.end.low > high
-        return self.finished and self.loss.value > high
+        """Is it above what usual runs of its size have after so many tokens, a high rate allowed for?"""
+        return self.place is not None and self.place.standing == "behind"
 
     @property
     def reasons(self) -> list[Finding]:

@@ -42,7 +42,7 @@ def verdict(sides: Sequence[Side], found: Sequence[Comparison]) -> tuple[str, st
         lead = number(other.lead, ".3f")
         return text, more.format(amount=amount_text(other), name=sides[other.best].name, lead=lead)
     if len(found) > 1:
-        return text, _("By {others} it is the same one.").format(
+        return text, _("It is ahead by {others} as well.").format(
             others=joined(_(_NAMED[c.axis]) for c in found[1:])
         )
     return text, ""

@@ -145,7 +145,8 @@ def _draw(canvas: _Canvas, pairs: Pairs, scales: tuple[Scale, Scale], kind: int)
 
 def _band(canvas: _Canvas, columns: Iterable[Column], losses: Scale) -> None:
     for column in columns:
-        canvas.fill(column.at, losses.at(column.low), losses.at(column.high), _TRAIN, every=2)
+        if column.low <= losses.high:
+            canvas.fill(column.at, losses.at(column.low), losses.at(column.high), _TRAIN, every=2)
 
 
 def _joined(columns: list[Column]) -> Iterator[tuple[int, float, float]]:

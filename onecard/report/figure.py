@@ -136,6 +136,7 @@ def _dots(pairs: Pairs, scales: tuple[Scale, Scale], kind: str) -> str:
 
 
 def _band(columns: Sequence[Column], scale: Scale, count: int, kind: str) -> str:
+    columns = [column for column in columns if column.low <= scale.high]
     above = [_xy((c.at + 0.5) / count, scale.at(c.high)) for c in columns]
     below = [_xy((c.at + 0.5) / count, scale.at(c.low)) for c in reversed(columns)]
     return f'<path class="{kind}" d="{_path([*above, *below])}z"/>' if len(columns) > 1 else ""

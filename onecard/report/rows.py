@@ -83,7 +83,9 @@ def _loss(report: Report) -> Iterator[Row]:
 def _place(report: Report) -> Iterator[Row]:
     place = report.place
     if place is not None:
-        yield Row("place", _("place"), place.cannot or place.text, place.cannot)
+        # At its end the verdict says it.
+        brief = place.text.partition(". ")[0] if report.end is not None else ""
+        yield Row("place", _("place"), place.cannot or place.text, place.cannot or brief)
 
 
 def _forecast(report: Report) -> Iterator[Row]:
@@ -146,7 +148,12 @@ def _time(report: Report) -> Iterator[Row]:
     if course.pc_kwh.so_far is not None:
         texts.append(amount_text(course.pc_kwh, kwh))
         texts.append(_money(report))
-    yield Row("time", _("time, cost"), joined(texts, "; "), joined([texts[0], *texts[2:]], "; "))
+    yield Row(
+        "time",
+        _("time, cost"),
+        joined(texts, "; "),
+        joined(texts if not course.seconds.left else [texts[0], *texts[2:]], "; "),
+    )
 
 
 def amount_text(amount: Amount, form: object) -> str:

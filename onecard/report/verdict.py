@@ -5,7 +5,6 @@ from __future__ import annotations
 from onecard.language import N_, _, ngettext
 from onecard.plan.amounts import count
 from onecard.report.answer import Report, first_loss, loss_text, losses_seen
-from onecard.report.findings import Place
 
 # By the keys of alarms; what is seen of each is its own sentence, and the first of the reasons.
 _TROUBLE = N_("Not healthy: something is wrong since step {step:,}.")
@@ -64,29 +63,16 @@ def _second(report: Report) -> str:
         if tokens
         else _("step {n:,}").format(n=report.facts.step)
     )
-    usual = place if place is not None and place.low is not None and place.high is not None else None
     if report.health == "not-healthy":
         return _("Its {name} is {loss} at {at}.").format(name=loss.name, loss=loss.text, at=at)
     if end is not None:
         text = _("It stands at {loss} at {at} and should end between {low} and {high}.")
-        if usual is not None:
-            text = _(
-                "It stands at {loss} at {at} and should end between {low} and {high}; "
-                "usual runs of its size end between {usual_low} and {usual_high}."
-            )
-        return text.format(
-            loss=loss.text, at=at, low=loss_text(end.low), high=loss_text(end.high), **_usual(usual)
-        )
-    if usual is not None:
-        text = _("Its {name} is {loss} at {at}; usual runs of its size reach {usual_low} to {usual_high}.")
-        return text.format(name=loss.name, loss=loss.text, at=at, **_usual(usual))
+        return text.format(loss=loss.text, at=at, low=loss_text(end.low), high=loss_text(end.high))
+    if place is not None and place.unit == loss.unit and place.low is not None and place.high is not None:
+        text = _("Its {name} is {loss} at {at}, where usual runs of its size end at {low} to {high}.")
+        low, high = loss_text(place.low), loss_text(place.high)
+        return text.format(name=loss.name, loss=loss.text, at=at, low=low, high=high)
     return _("Its {name} is {loss} at {at}.").format(name=loss.name, loss=loss.text, at=at)
-
-
-def _usual(place: Place | None) -> dict[str, str]:
-    if place is None or place.low is None or place.high is None:
-        return {}
-    return {"usual_low": loss_text(place.low), "usual_high": loss_text(place.high)}
 
 
 def sentence(text: str) -> str:

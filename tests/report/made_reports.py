@@ -62,7 +62,7 @@ def report(*, last: int = 6000, end: int = 10_000, lines: int = 601) -> Report:
         place=Place(
             "A usual run of this size and length ends between 3.20 and 3.40.",
             (("a model of 79M", 79.0, 3.2, 3.643, "its paper"), ("another", 124.0, None, 3.5, "its log")),
-            3.3, 3.2, 3.4, ("Bridged from other text.",),
+            3.3, 3.2, 3.4, ("Bridged from other text.",), standing="on",
         ),
         next_steps=(
             NextStep("Read text of better quality", BETTER, "theirs", (0.1, 0.2), 7.0, 2.0, 0.6, "published runs"),
@@ -94,7 +94,7 @@ def wrong() -> Report:
         "size", "A model of 117M was meant, one of 54M was built.", "n_embd = 512; the file is called 117m",
         "n_embd = 768   # was 512", "about 0.2 nats", 80.0,
     )  # fmt: skip
-    usual = Place("A usual run ends between 2.90 and 3.00.", (), 2.95, 2.9, 3.0)
+    usual = Place("A usual run ends between 2.90 and 3.00.", (), 2.95, 2.9, 3.0, standing="behind")
     return replace(finished(), mistakes=(mistake,), place=usual)
 
 

@@ -38,15 +38,17 @@ def test_the_first_sentence_is_whether_it_is_healthy(report: Report, health: str
 def test_a_run_on_its_way_is_said_to_end_somewhere() -> None:
     said = verdict_of(made.report())[1]
     assert "should end between 3.25 and 3.31" in said
-    assert "usual runs of its size end between 3.20 and 3.40" in said
+    assert "1.57B tokens" in said
+
+
+def test_a_run_that_has_ended_is_compared_with_usual_ones() -> None:
+    assert "where usual runs of its size end at 2.90 to 3.00" in verdict_of(made.wrong())[1]
 
 
 def test_a_run_that_ended_above_what_is_usual_is_behind() -> None:
     behind = replace(made.wrong(), mistakes=())
     assert behind.health == "healthy-but"
     assert verdict_of(behind)[0] == "Healthy, but behind what usual runs of its size reach."
-    # While it goes on only its end counts: every run begins above.
-    assert not replace(made.report(), place=behind.place, forecast=None).behind
 
 
 def test_two_sentences_whoever_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
