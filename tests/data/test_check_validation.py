@@ -59,7 +59,7 @@ def test_of_little_text_no_larger_part_is_asked_for(
 
 def test_the_share_that_is_named_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = tmp_path / "corpus.jsonl"
-    words = np.random.default_rng(1).integers(97, 123, (4000, 200)).astype("u1")
+    words = np.random.default_rng(1).integers(97, 123, (8000, 200)).astype("u1")
     corpus.write_text("".join(json.dumps({"text": bytes(row).decode()}) + "\n" for row in words))
     prepare = ["prepare", str(corpus), "--name=it", f"--out_root={tmp_path}", "--tokenizer=byte"]
     assert main([*prepare, "--val_fraction=0.005"]) == 0
