@@ -165,7 +165,7 @@ def hung(text: str, width: int, indent: int) -> list[str]:
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Segments]:
-    """Words on the left, figures on the right; of a table too wide the longest words go on below themselves."""
+    """Words on the left, figures on the right; where it is too wide, long words go on below themselves."""
     plain = [headings, *rows]
     widths = [max(len(row[n]) for row in plain) for n in range(len(headings))]
     figures = [all(_FIGURE.match(row[n]) for row in rows) for n in range(len(headings))]
