@@ -73,6 +73,9 @@ class EtaOptions(Config):
     batch_size: int | None = option("int", "sequences per micro-batch, where the log does not say the tokens of an iteration", low=1, value="N")
     block_size: int | None = option("int", "tokens per sequence", low=1, value="N")
     gradient_accumulation_steps: int | None = option("int", "micro-batches per iteration", low=1, value="N")
+    gpus: int | None = option("int", "how many cards the run is on, where the log does not say it", low=1, high=2**16, value="N")
+    eval_every: int | None = option("int", "steps between evaluations, where the log does not show them", low=1, value="N")
+    eval_tokens: int | None = option("tokens", "tokens of one evaluation: 41.9M", low=1, value="N")
     config: str | None = option("str", "the run's config file: says all of these, and the model's shape", value="FILE")
     json: bool = option("bool", _AS_JSON)
     # fmt: on
@@ -246,6 +249,9 @@ def eta(options: EtaOptions, words: list[str]) -> int:
         batch_size=options.batch_size,
         block_size=options.block_size,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
+        cards=options.gpus,
+        eval_tokens=options.eval_tokens,
+        eval_every=options.eval_every,
     )
     return eta_command(
         words[0], known, config_file=options.config, gpu=options.gpu, as_json=options.json,
