@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator
 
 from onecard.language import _, joined, ngettext
+from onecard.plan.scaling import TOKENS_PER_PARAMETER
 from onecard.report.curve_noise import scatter
 from onecard.report.findings import Finding
 from onecard.report.log import Start
@@ -159,6 +160,30 @@ def passes(facts: RunFacts) -> Iterator[Finding]:
     else:
         text = _("The data was read {passes:.1f} times ({data:,.0f}M tokens): more new text would do more.")
         yield Finding("passes", text.format(**values), False, None, 35.0)
+
+
+def tokens_for_size(facts: RunFacts) -> Iterator[Finding]:
+    """Tokens per parameter, and what is on either side of twenty."""
+    if not facts.tokens or not facts.parameters:
+        return
+    ratio = facts.tokens / facts.parameters
+    if ratio > 2 * TOKENS_PER_PARAMETER:
+        text = _(
+            "{ratio:.0f} tokens per parameter: more than the {usual} at which computing is best spent "
+            "(Chinchilla). That suits a model that should be small; a larger one would end lower for the "
+            "same computing."
+        )
+    elif ratio < 0.5 * TOKENS_PER_PARAMETER:
+        text = _(
+            "{ratio:.1f} tokens per parameter so far: below the {usual} at which computing is best spent "
+            "(Chinchilla). More tokens bring more than a larger model."
+        )
+    else:
+        text = _(
+            "{ratio:.0f} tokens per parameter: near the {usual} at which computing is best spent "
+            "(Chinchilla)."
+        )
+    yield Finding("tokens-for-size", text.format(ratio=ratio, usual=TOKENS_PER_PARAMETER), None, None, 11.0)
 
 
 def gradients(facts: RunFacts) -> Iterator[Finding]:
