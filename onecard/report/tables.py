@@ -191,7 +191,7 @@ def facts_shown(report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    parts = [schedule.kind]
+    parts = [schedule.kind] if schedule.kind != "unknown" else []
     if schedule.peak is not None:
         parts.append(_("peak {rate:g}").format(rate=schedule.peak))
     if schedule.warmup_steps:
