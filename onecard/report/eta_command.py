@@ -20,7 +20,16 @@ from onecard.report.claims import claims_in
 from onecard.report.config_file import config_from
 from onecard.report.eta import Eta, estimate
 from onecard.report.gather import facts_of
-from onecard.report.known import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOCHAT_SFT, NANOGPT, ONECARD, Known
+from onecard.report.known import (
+    HUGGINGFACE,
+    NANOCHAT,
+    NANOCHAT_2025,
+    NANOCHAT_SFT,
+    NANOCHATS,
+    NANOGPT,
+    ONECARD,
+    Known,
+)
 from onecard.report.log import Log
 from onecard.report.mfu import percent
 from onecard.report.pace import Range, timed
@@ -107,8 +116,8 @@ def _with_config(known: Known, config_file: str | None) -> Known:
 
 def _impossible(found: Eta, content: bytes) -> list[str]:
     """Notes on claims in what was pasted that no card of this kind can keep."""
-    if found.floor_ms is None or len(found.log.steps) > _MOST_LINES_OF_PROSE:
-        return []
+    if found.floor_ms is None or len(found.log.steps) > _MOST_LINES_OF_PROSE or (found.mfu or 0) > 1.05:
+        return []  # where the run itself is faster than its card can be, the floor is another run's
     prose = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
     claims = claims_in(prose, found.tokens_per_step, found.last_step)
     words = dict.fromkeys(f'"{claim.words}"' for claim in claims if claim.ms < found.floor_ms)
@@ -271,7 +280,7 @@ def _floor_text(found: Eta) -> str:
 def _next_text(found: Eta) -> str:
     text = _("paste {n} more lines once they are there, such as `{line}`: the real speed is in them")
     line = "iter 10: loss 9.8765, time 4321.12ms, mfu 11.52%"
-    if found.log.format in (NANOCHAT, NANOCHAT_2025):
+    if found.log.format in NANOCHATS:
         line = "step 00010/02520 (0.40%) | loss: 6.123456 | lrm: 0.25 | dt: 1177.12ms | tok/sec: 55,700 | ..."
     return text.format(n=10, line=line)
 

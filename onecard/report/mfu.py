@@ -12,7 +12,7 @@ import statistics
 
 from onecard.hardware.cards import read_words
 from onecard.language import _, number
-from onecard.report.known import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD
+from onecard.report.known import HUGGINGFACE, NANOCHAT_2025, NANOCHATS, NANOGPT, ONECARD
 from onecard.report.log import Steps
 from onecard.report.run_facts import RunFacts
 
@@ -51,7 +51,7 @@ def divisor(facts: RunFacts) -> float | None:
         return A100_FLOPS
     if log.format == NANOCHAT_2025:
         return H100_FLOPS
-    if log.format == NANOCHAT:
+    if log.format in NANOCHATS:
         if "peak_flops" in log.facts:
             return float(log.facts["peak_flops"])
         return NANOCHAT_TABLE.get("".join(read_words(card.name).words)) if card is not None else None
@@ -146,6 +146,8 @@ def _why(facts: RunFacts, shown: float | None) -> str:
         return _("nanoGPT divides by an A100's 312 TFLOPS, whatever the card.")
     if log.format == NANOCHAT_2025:
         return _("nanochat divided by an H100's 989 TFLOPS on every card until January 2026.")
+    if log.format not in NANOCHATS:
+        return _("What this trainer divides by is not known here.")
     if shown == 0:
         return _(
             "nanochat does not find the card in its table (of the RTX 40 it has the 4090 alone), divides by "

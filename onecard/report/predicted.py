@@ -18,7 +18,7 @@ from onecard.language import _
 from onecard.plan.others.nanogpt_speed import nanogpt_step_time
 from onecard.plan.rates import Rates, rates_of
 from onecard.plan.speed import StepTime, step_time
-from onecard.report.known import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, ONECARD
+from onecard.report.known import HUGGINGFACE, NANOCHATS, ONECARD
 from onecard.report.log import Steps
 from onecard.report.mfu import peak_of
 from onecard.report.pace import Range
@@ -121,7 +121,7 @@ def _step_time(
         step = step_time(shape, setting, dtype, rates, sequences, by_muon=by_muon)
     except (UserError, ArithmeticError, KeyError):
         return None, "", 0.0
-    if facts.log.format in (NANOCHAT, NANOCHAT_2025):
+    if facts.log.format in NANOCHATS:
         notes.append(
             _("plan has no figure for nanochat's own trainer: onecard's for the same model is taken")
         )
