@@ -102,7 +102,7 @@ def explain(facts: RunFacts, shown: float | None, true: float | None, peak: floa
         and shown >= 0
         and any(mfu < 0 for mfu in log.last.steps.mfu)
     ):
-        said.append(_minus_hundred())
+        said.append(minus_hundred())
     if log.format == NANOGPT and shown is not None and shown > 0 and card is not None and peak is not None:
         said.append(
             _("{percent} of 312 is {tflops:.1f} TFLOPS: {share:.0f}% of one {card}'s {peak:.1f}.").format(
@@ -140,7 +140,7 @@ def _why(facts: RunFacts, shown: float | None) -> str:
         return _("onecard's MFU is against the card it ran on: nothing to correct.")
     if log.format == NANOGPT:
         if shown < 0:
-            return _minus_hundred()
+            return minus_hundred()
         if card is not None and read_words(card.name).words == ("a", "100"):
             return _("nanoGPT divides by an A100's 312 TFLOPS, which is right here.")
         return _("nanoGPT divides by an A100's 312 TFLOPS, whatever the card.")
@@ -161,7 +161,7 @@ def _why(facts: RunFacts, shown: float | None) -> str:
     )
 
 
-def _minus_hundred() -> str:
+def minus_hundred() -> str:
     return _("-100% is no measurement: nanoGPT starts at -1 and shows that until 5 iterations have passed.")
 
 

@@ -100,6 +100,8 @@ def _cosine(values: Mapping[str, Any], last_step: int | None, complete: bool) ->
         final = NANOGPT_DEFAULTS["min_lr"] if complete else peak / 10
     warmup, horizon = whole(values.get("warmup_iters")), whole(values.get("lr_decay_iters"))
     unsaid = warmup is None or horizon is None
+    if horizon is None and not complete and last_step is None and "learning_rate" in values:
+        return Schedule("unknown", peak, number(values.get("min_lr")), warmup or 0, None, assumed=True)
     if horizon is None:
         horizon = int(NANOGPT_DEFAULTS["lr_decay_iters"])
         if not complete and last_step:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,10 @@ def test_a_step_takes_no_longer_than_the_first_one() -> None:
     quick = eta_of(NOTES_HEAD + "iter 0: loss 10.9407, time 4500.00ms, mfu -100.00%\n")
     assert quick.step_ms.high == 4500 < slow.step_ms.high
     assert quick.step_ms.low <= quick.step_ms.mid <= quick.step_ms.high
+    absurd = eta_of(NOTES_HEAD + "iter 0: loss 10.9407, time 700.00ms, mfu -100.00%\n")
+    assert absurd.step_ms.mid == absurd.floor_ms
+    assert any("less than this card can" in note for note in absurd.notes)
+    assert not any("less than this card can" in note for note in quick.notes)
 
 
 def test_without_sizes_or_a_card_it_says_which_flags_would_help() -> None:
@@ -163,6 +168,26 @@ def test_prose_alone_is_enough() -> None:
     assert any("12 layers of width 384" in note for note in found.notes)
     shown = eta_command.to_text(found, datetime(2026, 5, 1, tzinfo=UTC))
     assert "an estimate from what is said" in shown and "at least" in shown
+
+
+def test_an_mfu_that_is_said_gives_the_pace() -> None:
+    """A table of losses and "MFU 10-11%": 31 to 34 TFLOPS, 4.6 to 5.0 s for 157 TFLOP."""
+    said = {"n_layer": 12, "n_head": 12, "n_embd": 384, "batch_size": 16, "gradient_accumulation_steps": 32,
+            "block_size": 1024, "gpu": "RTX 4070"}  # fmt: skip
+    losses = Evaluations(step=[0, 800, 1600], val=[10.9, 5.4, 4.8], train=[10.9, 5.3, 4.8])
+    table = Log("table", Steps(), losses, said, {"mfu": (0.10, 0.11)}, evidence=dict.fromkeys(said, "prose"))
+    found = estimate(facts_of(table, Known(max_iters=2000)))
+    assert found.flops_per_s is not None and 31e12 < found.flops_per_s < 35e12
+    assert 4550 < found.step_ms.low < found.step_ms.mid < found.step_ms.high < 5060
+    assert found.steps_left == 400 and found.prediction is not None and found.prediction.program == ""
+    impossible = replace(table, facts={"mfu": (0.4, 0.5)})
+    assert estimate(facts_of(impossible, Known(max_iters=2000))).step_ms.low > FLOOR_MS
+
+
+def test_minus_100_percent_in_prose_is_explained(run: Callable[..., Answer]) -> None:
+    pasted = "iter 0: loss 10.9407, time 31402.77ms\nund warum steht da **-100%** MFU?\n"
+    notes = json.loads(run(pasted, f"--config={CONFIG}", "--gpu=RTX 4070", "--json")[1])["notes"]
+    assert any("-100% is no measurement" in note for note in notes)
 
 
 def test_prose_that_names_no_card_asks_for_one() -> None:
