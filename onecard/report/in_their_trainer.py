@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from onecard.arch.shapes import GPT2_PADDED_VOCABULARY
 from onecard.language import _
@@ -123,7 +124,7 @@ def larger(run: Run) -> NextStep | None:
     if not run.tokens or not is_gpt2s(facts):
         return None
     for layers, heads, width, rate in _SIZES:
-        changed = {
+        changed: dict[str, Any] = {
             "n_layer": layers, "n_head": heads, "n_embd": width, "learning_rate": rate, "min_lr": rate / 10,
             "max_iters": run.steps, "lr_decay_iters": run.steps, "warmup_iters": min(2000, run.steps // 20),
         }  # fmt: skip

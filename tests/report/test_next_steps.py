@@ -210,6 +210,12 @@ def test_a_run_of_onecards_goes_on_with_its_own_words() -> None:
     assert not [step for step in steps if step.trainer == "theirs" and step.command]
 
 
+def test_a_run_goes_on_from_the_rate_it_has() -> None:
+    ended, high = run(), run(schedule=Schedule("constant", 6e-4))
+    assert "--extend=rewarm --extend_lr=0.0003" in find(steps_of(ended), "--init_from=resume").command
+    assert "--extend=decay" in find(steps_of(high), "--init_from=resume").command
+
+
 def test_better_text_is_said_without_a_gain_in_nats() -> None:
     step = find(steps_of(run()), "--edu")
     assert step.gain is None and "CORE" in step.text and "0.260" in step.text
