@@ -201,5 +201,5 @@ def _sample(run: Run) -> NextStep:
     if run.trainer == NANOGPT:
         command = f"python sample.py --out_dir={folder} --device=cuda --num_samples=10 --max_new_tokens=512"
     if run.trainer == NANOCHAT:
-        command = "python -m scripts.chat_cli -i base -p 'The capital of France is'"
+        command = "python -m scripts.base_eval"
     return NextStep(text, command, own_trainer(run) if run.trainer else "onecard")

@@ -141,6 +141,8 @@ def _in_nats(
     facts: RunFacts, measured: _Measured, tokenizer: str, data: str | None, assumed: list[str]
 ) -> Place:
     assert facts.parameters is not None
+    # Value embeddings are not what a usual model has its parameters in.
+    parameters = counted_parameters(facts.shape) if facts.shape is not None else facts.parameters
     if measured.tokens is None or measured.tokens <= 0:
         if not (data and ended_runs(data, tokenizer)):
             return Place(
@@ -159,14 +161,14 @@ def _in_nats(
         return Place(
             "", cannot=_("after {n} tokens no published run says what is usual").format(n=count(tokens))
         )
-    found = expected_loss(data, tokenizer, facts.parameters, tokens) if data is not None else None
+    found = expected_loss(data, tokenizer, parameters, tokens) if data is not None else None
     if found is None and data is not None and ended_runs(data, tokenizer):
         return _by_size_alone(facts, measured, data, tokenizer)
     if found is None:
         if tokenizer != "gpt2" or not (data is None or data in WEB):
             text = _("no published run has {data} in tokens of {tokenizer}")
             return Place("", cannot=text.format(data=data or _("this text"), tokenizer=tokenizer))
-        found = expected_loss(ASSUMED, "gpt2", facts.parameters, tokens)
+        found = expected_loss(ASSUMED, "gpt2", parameters, tokens)
         assert found is not None
         found = dataclasses.replace(found, low=found.low - _OTHER_WEB_TEXT, high=found.high + _OTHER_WEB_TEXT)
         text = _(
@@ -178,9 +180,9 @@ def _in_nats(
     allowed, phase = _phase(measured, STILL_HIGH)
     low, high = found.low, found.high + (STILL_HIGH if measured.rate is None else 0.0)
     standing = _standing(measured.loss - allowed, low, high)
-    equals = found.tokens_for(measured.loss - allowed, facts.parameters, tokens)
+    equals = found.tokens_for(measured.loss - allowed, parameters, tokens)
     texts = [
-        _compared(facts.parameters, measured, tokens, (found.loss, low, high), standing, equals, allowed),
+        _compared(parameters, measured, tokens, (found.loss, low, high), standing, equals, allowed),
         *phase,
         *assumed,
     ]
