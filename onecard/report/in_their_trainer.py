@@ -99,11 +99,10 @@ def longer(run: Run, forecast: Forecast) -> NextStep | None:
     if gain is None:
         return None
     text = _(
-        "train the same model for {steps:,} steps ({tokens} tokens) with the decay at their end: {again}, "
-        "the rate "
-        "goes up once more and falls over the rest"
+        "train the same model for {steps:,} steps ({tokens} tokens) with the decay at their end: from its "
+        "checkpoint "
+        "the rate goes up once more, and falls over the rest"
     )
-    again = _("from its checkpoint")
     command = _lines(init_from="'resume'", max_iters=steps, lr_decay_iters=steps)
     if run.trainer == NANOCHAT:
         text = _(
@@ -111,7 +110,7 @@ def longer(run: Run, forecast: Forecast) -> NextStep | None:
         )
         flag = "--num_iterations" if run.facts.log.format == NANOCHAT_2025 else "--num-iterations"
         command = f"python -m scripts.base_train {flag}={steps}" + _depth_flag(run)
-    text = text.format(steps=steps, tokens=count(steps * (run.facts.tokens_per_step or 0)), again=again)
+    text = text.format(steps=steps, tokens=count(steps * (run.facts.tokens_per_step or 0)))
     more = steps - run.steps if run.trainer == NANOGPT else steps
     return step_of(text, command, "theirs", hours_more(run, more), gain=gain, source=source)
 
