@@ -28,7 +28,7 @@ Health = Literal["healthy", "healthy-but", "not-healthy", "unknown"]
 # Fewer losses than that are no curve.
 LEAST_LOSSES = 3
 # Of a mistake's or a finding's weight: from here on the first sentence names it.
-GRAVE = 50.0
+GRAVE = 45.0
 _LATEST = 0.02  # of the run: what its last loss is, where only single steps are logged
 _LEAST_LATEST = 8
 _MOST_OF_A_SAMPLE = 2**20

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from html import escape
 
 from onecard.language import number
-from onecard.report.plotting import Column, Curves, Pairs, Scale, by_column, mean_line, short, tick_labels
+from onecard.report.plotting import (
+    LATE_OF_A_PICTURE,
+    Column,
+    Curves,
+    Pairs,
+    Scale,
+    by_column,
+    mean_line,
+    short,
+    tick_labels,
+)
 
 _SIDE = 1000  # of the picture's own coordinates, both ways
 _COLUMNS, _STRIP_COLUMNS, _MEANS = 480, 240, 160
@@ -29,7 +39,7 @@ class Words:
 
 
 def loss_figure(curves: Curves, words: Words, *, log_x: bool = False) -> str:
-    steps, losses = curves.steps(log_x), curves.losses(log_x)
+    steps, losses = curves.steps(log_x), curves.losses(log_x, LATE_OF_A_PICTURE)
     parts = [_grid(steps, losses, 6, 8)]
     parts += [_upright(steps.at(step), "start") for step in curves.starts]
     parts += [_upright(steps.at(step), "alarm") for step in curves.marks]

@@ -199,7 +199,7 @@ def schedule_text(schedule: Schedule) -> str:
     if schedule.horizon is not None and schedule.final is not None:
         parts.append(_("{rate:g} at step {n:,}").format(rate=schedule.final, n=schedule.horizon))
     if schedule.assumed:
-        parts.append(_("assumed"))
+        parts.append(_("as far as nobody says it the trainer's default"))
     return joined(parts)
 
 
