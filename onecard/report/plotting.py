@@ -23,7 +23,7 @@ Pairs = Sequence[tuple[float, float]]
 # The first steps fall from ln(vocabulary): drawn whole, they would leave the rest of the curve flat.
 _FALL = 0.04
 # How high the scale is, in what the later steps span: of a few lines of text, and of a picture.
-LATE, LATE_OF_A_PICTURE = 3.5, 7.0
+LATE, LATE_OF_A_PICTURE = 3.5, 4.5
 _LEAST_OF_THE_FALL = 0.4  # of what is above that, after the first steps
 _LARGE = 1e5  # a loss: no more digits than a person reads
 _MANY = 200  # values of a curve, among which a few may be left out
@@ -213,8 +213,10 @@ def rates_of(facts: RunFacts) -> Pairs:
 
 
 def speeds_of(facts: RunFacts) -> Pairs:
-    """Tokens a second by step; without the first steps of a process, which compile."""
-    steps = facts.log.steps
+    """Tokens a second by step; without the first steps of a process, which compile, and without those whose
+    time has an evaluation in it."""
+    evaluated = set(facts.log.evaluations.step)
+    steps = facts.log.steps.where([step not in evaluated for step in facts.log.steps.step])
     pairs: Pairs = steps.pairs("tokens_per_s")
     if not pairs and facts.tokens_per_step:
         pairs = [(s, 1000 * facts.tokens_per_step / ms) for s, ms in steps.pairs("ms") if ms > 0]
