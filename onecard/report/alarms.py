@@ -224,6 +224,6 @@ def _stuck(alarm: Alarm, facts: RunFacts) -> str:
 def _memorised(alarm: Alarm, facts: RunFacts) -> str:
     return _(
         "The model memorises its text since step {step:,}: the validation loss was {before:.3f} there and "
-        "is {now:.3f} at step {seen:,}, while the training loss does not rise. The checkpoint of step "
+        "is {now:.3f} at step {seen:,}, while the training loss falls. The checkpoint of step "
         "{step:,} is the best there is."
     ).format(step=alarm.began, before=alarm.before, now=alarm.now, seen=alarm.seen)

@@ -41,7 +41,7 @@ NOTHING, FIRST_NOTHING = 0.95, 400
 COMMON_VOCABULARIES = (256, 1024, 4096, 8192, 32_000, 32_768, 50_257, 65_536, 128_256)
 
 # Memorising: the validation loss above its best in so many evaluations in a row, by so many nats and so many
-# times its noise, while the training loss does not rise.
+# times its noise, while the training loss falls.
 TURNED, TURN, TURN_SIGMAS = 2, 0.03, 5.0
 FEWEST_FOR_NOISE = 12
 
@@ -208,7 +208,7 @@ class Stuck:
 
 
 class Memorising:
-    """The validation loss rises while the training loss does not."""
+    """The validation loss rises while the training loss falls (or is not known)."""
 
     def __init__(self, error: float = 0.0) -> None:
         """`error` is the standard error of one evaluation, where its tokens say it."""
@@ -232,8 +232,8 @@ class Memorising:
         # Of few values the bend of the curve would be taken for noise.
         seen = noise_of(self._vals[-24:]) if len(self._vals) >= FEWEST_FOR_NOISE else 0.0
         noise = max(self._error, seen)
-        # Both rise: that is another trouble, or harder text.
-        if rise <= max(TURN, TURN_SIGMAS * noise) or (not math.isnan(learned) and learned < -0.5 * rise):
+        # Where training does not fall either, it is another trouble, or harder text.
+        if rise <= max(TURN, TURN_SIGMAS * noise) or learned <= 0:
             self._count = 0
             return None
         self._count += 1
