@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 
 from onecard.language import _, ngettext, number
-from onecard.report.curve_losses import FEWEST_FOR_NOISE, SIGMAS, Points, finite, printed
+from onecard.report.curve_losses import SIGMAS, Points, finite, printed
 from onecard.report.curve_noise import (
     CHARACTERS,
     PER_SEQUENCE,
@@ -16,7 +16,7 @@ from onecard.report.curve_noise import (
     evaluation_error,
     scatter,
 )
-from onecard.report.detectors import noise_of
+from onecard.report.detectors import FEWEST_FOR_NOISE, noise_of
 from onecard.report.findings import Finding
 from onecard.report.run_facts import RunFacts
 
