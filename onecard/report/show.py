@@ -73,8 +73,10 @@ def _pieces(report: Report, width: int, signs: Signs) -> list[Piece]:
     for row, lines in zip(rows, _rows(rows, width), strict=True):
         if lines:
             found.append(Piece({"speed": 3, "time": 3, "forecast": 3}.get(row.key, 6), "figures", lines))
-    for rank, (text, command) in zip((1, 5), step_lines(report), strict=False):
-        found.append(Piece(rank, "next", _item(text, command, width)))
+    for rank, (text, command) in zip((1, 5), step_lines(report, brief=True), strict=False):
+        # What is long to paste waits for the whole report; half of it would be worse than none.
+        shown = command if len(command.splitlines()) < 3 and len(command) + 4 <= width else ""
+        found.append(Piece(rank, "next", _item(text, shown, width)))
     return [*found, Piece(0, "more", _more(report, width))]
 
 

@@ -117,7 +117,9 @@ def losses(report: Report) -> Section:
         return Section("losses", "")
     scale = curves.steps()
     within = max(0.5, 0.02 * (scale.high - scale.low))
-    smooth = mean_line(curves.train, 400)
+    # As the evaluations have it, of the same steps; else the mean of many single steps, but of the first one.
+    evaluated = report.facts.log.evaluations.pairs("train")
+    smooth = evaluated if len(evaluated) > 1 else [*curves.train[:1], *mean_line(curves.train, 400)]
     few = len(curves.main) <= _ROWS
     steps = [step for step, _loss in curves.main] if few else round_steps(scale, _ROWS - 2)
     rows = []
