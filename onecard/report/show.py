@@ -163,8 +163,9 @@ def _item(text: str, code: str, width: int) -> list[Segments]:
 
 
 def hung(text: str, width: int, indent: int) -> list[str]:
-    first, *rest = _wrapped(text, width - indent)
-    return [first, *(" " * indent + more for more in rest)]
+    before = len(text) - len(text.lstrip())
+    first, *rest = _wrapped(text.lstrip(), width - indent)
+    return [" " * before + first, *(" " * indent + more for more in rest)]
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Segments]:
@@ -176,6 +177,8 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
     widest = max(words, key=widths.__getitem__)
     over = sum(widths) + 2 * len(widths) - width
     widths[widest] = min(widths[widest], max(16, widths[widest] - max(0, over)))
+    if sum(widths) + 2 * len(widths) > width:
+        return _stacked(headings, rows, width)
     lines: list[Segments] = []
     for at, row in enumerate(plain):
         cells = [_wrapped(cell, widths[n], 16) if n == widest else [cell] for n, cell in enumerate(row)]
@@ -186,6 +189,17 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
                 for part, wide, right in zip(parts, widths, figures, strict=True)
             )
             lines.append([(("  " + "  ".join(shown)).rstrip(), "" if at else "dim")])
+    return lines
+
+
+def _stacked(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Segments]:
+    """What is too wide for a table: each row's cells below its first one, with their headings."""
+    lines: list[Segments] = []
+    for first, *cells in rows:
+        lines.append([(f"  {headings[0]}: {first}", "bold")])
+        for heading, cell in zip(headings[1:], cells, strict=True):
+            if cell:
+                lines += [[(line, "")] for line in hung(f"    {heading}: {cell}", width, 6)]
     return lines
 
 

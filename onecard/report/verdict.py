@@ -7,13 +7,13 @@ from onecard.plan.amounts import count
 from onecard.report.answer import Report, first_loss, loss_text, losses_seen
 
 # By the keys of alarms; what is seen of each is its own sentence, and the first of the reasons.
-_TROUBLE = N_("Not healthy: something is wrong since step {step:,}.")
+_TROUBLE = N_("Not healthy: something has been wrong since step {step:,}.")
 _TROUBLES = {
-    "diverging": N_("Not healthy: the run diverges since step {step:,}."),
-    "not-a-number": N_("Not healthy: the loss is no number since step {step:,}."),
-    "unlearned": N_("Not healthy: nothing is learned since step {step:,}."),
-    "stuck": N_("Not healthy: the loss is stuck since step {step:,}."),
-    "memorising": N_("Not healthy: the model memorises its text since step {step:,}."),
+    "diverging": N_("Not healthy: the run has been diverging since step {step:,}."),
+    "not-a-number": N_("Not healthy: the loss has been no number since step {step:,}."),
+    "unlearned": N_("Not healthy: nothing has been learned since step {step:,}."),
+    "stuck": N_("Not healthy: the loss has been stuck since step {step:,}."),
+    "memorising": N_("Not healthy: the model has been memorising its text since step {step:,}."),
 }
 
 

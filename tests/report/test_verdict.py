@@ -26,7 +26,7 @@ from onecard.report.verdict import verdict_of
     [
         (made.report(), "healthy", "Healthy: the validation loss has fallen from"),
         (made.wrong(), "healthy-but", "Healthy, but: A model of 117M was meant"),
-        (made.diverging(), "not-healthy", "Not healthy: the run diverges since step 5,200."),
+        (made.diverging(), "not-healthy", "Not healthy: the run has been diverging since step 5,200."),
         (made.without_numbers(), "unknown", "Whether this run is healthy cannot be known"),
     ],
 )
