@@ -214,7 +214,7 @@ def to_text(found: Eta, now: datetime) -> str:
     rows += _time_rows(found, now)
     if found.loss is not None:
         rows.append((_("loss"), number(found.loss, ".4f")))
-    if found.prediction is not None:
+    if found.prediction is not None and (found.steps_left or found.last_step is None):
         rows.append((_("next"), _next_text(found)))
     wide = max(len(name) for name, _text in rows)
     lines = _paragraph(_head(found))

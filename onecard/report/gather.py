@@ -181,7 +181,7 @@ def _last_step(found: Sources, tokens_per_step: int | None) -> int | None:
     theirs = found.in_config("max_iters")
     if known.max_iters is None and found.config_origin == "config" and theirs[1]:
         found.compare("max_iters", by_log or stated[1], theirs[1])
-    share = number(log.facts.get("share_done"))
+    share = number(log.facts.get("progress"))
     by_share = _by_share(log, share) if share else None
     return found.first(
         "last_step", ("flag", known.max_iters), ("flag", by_tokens), ("log", by_log), stated,

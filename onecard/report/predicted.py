@@ -67,8 +67,8 @@ def predicted(facts: RunFacts, seen: Steps) -> Prediction | None:
         if first_ms < floor_ms:
             notes.append(
                 _(
-                    "the first iteration took less than this card can: is it another card, several (--gpus N), "
-                    "or the config of another run?"
+                    "the first iteration took less than this card can: is it another card, several "
+                    "(--gpus N), or the config of another run?"
                 )
             )
     seconds = step_ms.mid / 1000

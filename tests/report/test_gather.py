@@ -213,7 +213,7 @@ def test_a_trapezoid_is_recognised_once_it_falls() -> None:
 def test_the_share_that_is_done_gives_the_end_away() -> None:
     """nanochat's SFT prints `step 00240 (30.00%)`, and no number of steps."""
     steps = Steps(step=range(241), ms=[500.0] * 241, loss=[1.1] * 241)
-    log = Log("nanochat-sft", steps, Evaluations(), {}, {"share_done": 0.3}, (Start(steps, Evaluations()),))
+    log = Log("nanochat-sft", steps, Evaluations(), {}, {"progress": 0.3}, (Start(steps, Evaluations()),))
     found = facts_of(log, Known())
     assert found.last_step == 800
     left = estimate(found)
