@@ -59,7 +59,7 @@ def _change_by_scatter(facts: RunFacts, vals: Points, values: dict[str, object])
     many."""
     change, step = abs(vals[-1][1] - vals[-2][1]), vals[-1][0]
     if len(vals) < FEWEST_FOR_NOISE:
-        if change <= 0:
+        if not 1e-4 <= change <= 10:
             return
         block = facts.block_size or USUAL_BLOCK
         # So exact a difference of two evaluations on other text each has to be.

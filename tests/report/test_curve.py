@@ -190,7 +190,7 @@ def test_before_and_after_a_resume() -> None:
     assert (same.good, same.step) == (True, 1000)
     higher = keyed(resumed(0.3))["resume-higher"]
     assert higher.good is False
-    assert "0.3" in higher.text
+    assert "0.29 nats higher" in higher.text
     assert "optimizer's states" in higher.text
     rate = keyed(resumed(0.3, new_rate=6e-4))["resume-higher"]
     assert "rose from 0.0001 to 0.0006" in rate.text
