@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from onecard.arch.shapes import GPT2_PADDED_VOCABULARY
 from onecard.language import _
@@ -21,6 +22,7 @@ from onecard.report.next_run import (
     is_gpt2s,
     law_gain,
     own_trainer,
+    pace,
     round_steps,
     step_of,
     times_longer,
@@ -29,9 +31,11 @@ from onecard.report.offers import (
     Price,
     by_nanogpt,
     nanogpt_splits,
+    price_of_hours,
 )
 from onecard.report.phase import share_of_peak
 
+NANOCHAT_2025 = "nanochat-2025"  # a format of logs
 _STILL_HIGH_SHARE = 0.2
 # GPT-2's sizes, as nanoGPT trains them: layers, heads, width, the usual highest learning rate.
 _SIZES = ((12, 12, 768, 6e-4), (24, 16, 1024, 3e-4), (36, 20, 1280, 2.5e-4))
@@ -95,18 +99,18 @@ def longer(run: Run, forecast: Forecast) -> NextStep | None:
     if gain is None:
         return None
     text = _(
-        "train the same model for {steps:,} steps ({tokens} tokens) with the decay at their end: {again}, "
-        "the rate "
-        "goes up once more and falls over the rest"
+        "train the same model for {steps:,} steps ({tokens} tokens) with the decay at their end: from its "
+        "checkpoint "
+        "the rate goes up once more, and falls over the rest"
     )
-    again = _("from its checkpoint")
     command = _lines(init_from="'resume'", max_iters=steps, lr_decay_iters=steps)
     if run.trainer == NANOCHAT:
         text = _(
             "train the same model anew for {steps:,} steps ({tokens} tokens): its warm-down is at their end"
         )
-        command = f"python -m scripts.base_train --num-iterations={steps}" + _depth_flag(run)
-    text = text.format(steps=steps, tokens=count(steps * (run.facts.tokens_per_step or 0)), again=again)
+        flag = "--num_iterations" if run.facts.log.format == NANOCHAT_2025 else "--num-iterations"
+        command = f"python -m scripts.base_train {flag}={steps}" + _depth_flag(run)
+    text = text.format(steps=steps, tokens=count(steps * (run.facts.tokens_per_step or 0)))
     more = steps - run.steps if run.trainer == NANOGPT else steps
     return step_of(text, command, "theirs", hours_more(run, more), gain=gain, source=source)
 
@@ -123,7 +127,7 @@ def larger(run: Run) -> NextStep | None:
     if not run.tokens or not is_gpt2s(facts):
         return None
     for layers, heads, width, rate in _SIZES:
-        changed = {
+        changed: dict[str, Any] = {
             "n_layer": layers, "n_head": heads, "n_embd": width, "learning_rate": rate, "min_lr": rate / 10,
             "max_iters": run.steps, "lr_decay_iters": run.steps, "warmup_iters": min(2000, run.steps // 20),
         }  # fmt: skip
@@ -143,10 +147,11 @@ def larger(run: Run) -> NextStep | None:
     if facts.card is None:
         text += "; " + _("add --gpu NAME for the batch size that fits, the hours and the cost")
         return step_of(text, "", "theirs", Price(), gain=gain, source=by_the_law())
-    offer = by_nanogpt(larger, facts.card, run.options)
+    offer = by_nanogpt(larger, facts.card, run.options) if facts.cards == 1 else None
     if offer is None:
         return None  # it runs out of memory in nanoGPT; here it may still fit
     split, price = offer
+    price = price_of_hours((price.hours or 0.0) * pace(run), facts.card, run.options)
     changed |= {
         "batch_size": split.batch_size,
         "gradient_accumulation_steps": split.gradient_accumulation_steps,
@@ -160,7 +165,7 @@ def larger(run: Run) -> NextStep | None:
 def faster(run: Run) -> NextStep | None:
     """The same run in another split of the same step, or compiled."""
     facts, config = run.facts, run.config
-    if run.trainer != NANOGPT or facts.card is None or config is None:
+    if run.trainer != NANOGPT or facts.card is None or config is None or facts.cards > 1:
         return None
     if facts.compiled is False:
         offer = by_nanogpt(config, facts.card, run.options)

@@ -19,12 +19,14 @@ from onecard.report.offers import (
     by_onecard,
     config_of,
     measured_step_seconds,
+    nanogpt_splits,
     price_of_hours,
 )
 from onecard.report.run_facts import RunFacts
 
 NANOGPT, NANOCHAT, ONECARD = "nanogpt", "nanochat", "onecard"
 LONGER = 3  # times the steps
+_LEAST_PACE, _MOST_PACE = 0.5, 3.0  # beyond these something else is wrong
 UNSURE = 0.02  # nats, to both sides of a difference of the law
 
 
@@ -115,8 +117,8 @@ def hours_more(run: Run, steps: int) -> Price:
     """Of so many steps as the run has taken already."""
     seconds = measured_step_seconds(run.facts)
     if seconds is not None:
-        return price_of_hours(seconds * steps / 3600, run.facts.card, run.options)
-    if run.config is None or run.facts.card is None:
+        return price_of_hours(seconds * steps / 3600, run.facts.card, run.options, run.facts.cards)
+    if run.config is None or run.facts.card is None or run.facts.cards > 1:
         return Price()
     config = dataclasses.replace(run.config, max_iters=steps)
     by_trainer = by_nanogpt if run.trainer == NANOGPT else by_onecard
@@ -144,3 +146,16 @@ def is_gpt2s(facts: RunFacts) -> bool:
     """Are the tokens GPT-2's, for all that is said?"""
     by_size = facts.vocab_size is None or GPT2_VOCABULARY <= facts.vocab_size <= GPT2_PADDED_VOCABULARY
     return facts.tokenizer == "gpt2" or (facts.tokenizer is None and by_size)
+
+
+def pace(run: Run) -> float:
+    """How many times as long this run's steps take as plan says of nanoGPT's: another model's may, too."""
+    seconds, card = measured_step_seconds(run.facts), run.facts.card
+    if seconds is None or card is None or run.config is None:
+        return 1.0
+    whole = dataclasses.replace(run.config, max_iters=1000)
+    own = [price for split, price in nanogpt_splits(whole, card, run.options)
+           if split.batch_size == run.config.batch_size]  # fmt: skip
+    if not own or not own[0].hours or run.facts.compiled is False:
+        return 1.0
+    return min(max(seconds * 1000 / 3600 / own[0].hours, _LEAST_PACE), _MOST_PACE)

@@ -39,6 +39,7 @@ from onecard.report.offers import (
     dataset_of,
     same_hours_here,
 )
+from onecard.report.phase import share_of_peak
 from onecard.report.run_facts import RunFacts
 
 _AGAIN = 0.5  # of the peak: how high a rewarm goes
@@ -99,8 +100,10 @@ def _continued_here(run: Run, forecast: Forecast) -> NextStep | None:
         "its folder"
     )
     if run.trainer == ONECARD:
-        text = _("go on with it until step {steps:,}: the rate goes up to half its peak, and down again")
+        text = _("go on with it until step {steps:,}, with a decay of the rate at the end")
     extend = f"--max_iters={steps} --extend=rewarm --extend_lr={_AGAIN * peak:g}"
+    if (share_of_peak(facts, facts.step) or 0.0) > 0.9 * _AGAIN:
+        extend = f"--max_iters={steps} --extend=decay"
     if (facts.last_step or 0) >= steps or (facts.schedule is not None and facts.schedule.assumed):
         # It was made for more steps: its rate has not come down, and nothing is extended.
         extend = f"--max_iters={steps} --lr_decay_iters={steps}"
@@ -198,5 +201,5 @@ def _sample(run: Run) -> NextStep:
     if run.trainer == NANOGPT:
         command = f"python sample.py --out_dir={folder} --device=cuda --num_samples=10 --max_new_tokens=512"
     if run.trainer == NANOCHAT:
-        command = "python -m scripts.chat_cli -i base -p 'The capital of France is'"
+        command = "python -m scripts.base_eval"
     return NextStep(text, command, own_trainer(run) if run.trainer else "onecard")

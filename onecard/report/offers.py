@@ -26,6 +26,7 @@ from onecard.report.findings import ForecastPoint
 from onecard.report.run_facts import RunFacts
 
 _WARM_UP = 5  # steps of a process that compile and tune
+_SHORTEST = 0.2  # hours that another model is looked for
 _BATCH_SIZES = (4, 8, 16, 32)
 _FASTER = 1.03  # times: less is no reason to change a batch size
 _NAMES = {"FineWeb": "fineweb", "FineWeb-Edu": "fineweb-edu", "OpenWebText": "openwebtext",
@@ -96,11 +97,11 @@ def price_of(cost: Cost) -> Price:
     return Price(cost.seconds / 3600, cost.pc_kwh, cost.amount)
 
 
-def price_of_hours(hours: float, card: Card | None, options: Options) -> Price:
+def price_of_hours(hours: float, card: Card | None, options: Options, cards: int = 1) -> Price:
     if card is None or card.tdp_w is None:
         return Price(hours)
     prices = options.prices(card)
-    kwh = (card.tdp_w * POWER_SHARE + prices.idle_watts) * hours / 1000
+    kwh = (cards * card.tdp_w * POWER_SHARE + prices.idle_watts) * hours / 1000
     return Price(hours, kwh, kwh * prices.low)
 
 
@@ -167,7 +168,7 @@ def hours_of(facts: RunFacts, options: Options) -> float | None:
     seconds = measured_step_seconds(facts)
     if seconds is not None and steps:
         return seconds * steps / 3600
-    if config is None or facts.card is None:
+    if config is None or facts.card is None or facts.cards > 1:
         return None
     offer = by_nanogpt(dataclasses.replace(config, max_iters=max(steps, 1)), facts.card, options)
     return offer[1].hours if offer is not None else None
@@ -178,7 +179,9 @@ def same_hours_here(facts: RunFacts, options: Options | None = None) -> SameHour
     fewest tokens. None where the card or the hours are not known, or nothing compares."""
     options = options or Options()
     hours = hours_of(facts, options)
-    if facts.card is None or hours is None or hours < 0.2 or facts.tokenizer not in (None, "gpt2"):
+    if facts.card is None or facts.cards > 1 or hours is None or hours < _SHORTEST:
+        return None
+    if facts.tokenizer not in (None, "gpt2"):
         return None
     block = facts.block_size or (facts.shape.block_size if facts.shape is not None else 1024)
     micros = max(1, (facts.tokens_per_step or 2**19) // (16 * block))

@@ -147,6 +147,25 @@ def test_hours_are_the_logs_own_where_it_has_times() -> None:
     assert hours_of(run(steps=steps), Options()) == pytest.approx(5000 * 2 / 3600)
 
 
+def test_hours_of_another_model_follow_the_runs_own_pace() -> None:
+    """Where steps take longer than plan says, those of the next model are expected to as well."""
+    by_plan = find(steps_of(run()), "n_embd = 768").hours
+    own = hours_of(run(), Options())
+    assert by_plan is not None and own is not None
+    slow = Steps(step=list(range(40)), ms=[1.5 * own * 3.6e6 / 5000] * 40)
+    slower = find(steps_of(run(steps=slow)), "n_embd = 768").hours
+    assert slower == pytest.approx(1.5 * by_plan, rel=0.02)
+
+
+def test_several_cards_are_not_taken_for_one() -> None:
+    steps = Steps(step=list(range(40)), ms=[2000.0] * 40)
+    one, four = (find(steps_of(run(steps=steps, cards=n)), "'resume'") for n in (1, 4))
+    assert one.hours == four.hours and one.kwh and four.kwh and four.kwh > 3 * one.kwh * 0.9
+    assert not [
+        step for step in steps_of(run(cards=4)) if step.trainer == "theirs" and "batch_size" in step.command
+    ]
+
+
 def test_a_run_that_is_not_done_is_let_finish() -> None:
     facts = run(last_step=8000, schedule=Schedule("cosine", 6e-4, 6e-5, 100, 8000))
     steps = steps_of(facts, Forecast((ForecastPoint(8000, None, 3.95, 3.92, 3.99),)))
@@ -208,6 +227,12 @@ def test_a_run_of_onecards_goes_on_with_its_own_words() -> None:
     step = find(steps, "--init_from=resume")
     assert shlex.split(step.command)[2] == "--out_dir=runs/a b" and "--n_embd" not in step.command
     assert not [step for step in steps if step.trainer == "theirs" and step.command]
+
+
+def test_a_run_goes_on_from_the_rate_it_has() -> None:
+    ended, high = run(), run(schedule=Schedule("constant", 6e-4))
+    assert "--extend=rewarm --extend_lr=0.0003" in find(steps_of(ended), "--init_from=resume").command
+    assert "--extend=decay" in find(steps_of(high), "--init_from=resume").command
 
 
 def test_better_text_is_said_without_a_gain_in_nats() -> None:
