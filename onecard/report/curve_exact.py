@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 
 from onecard.language import _, ngettext, number
-from onecard.report.curve_losses import FEWEST_FOR_NOISE, SIGMAS, Points, finite, printed
+from onecard.report.curve_losses import SIGMAS, Points, finite, printed
 from onecard.report.curve_noise import (
     CHARACTERS,
     PER_SEQUENCE,
@@ -16,7 +16,7 @@ from onecard.report.curve_noise import (
     evaluation_error,
     scatter,
 )
-from onecard.report.detectors import noise_of
+from onecard.report.detectors import FEWEST_FOR_NOISE, noise_of
 from onecard.report.findings import Finding
 from onecard.report.run_facts import RunFacts
 
@@ -59,7 +59,7 @@ def _change_by_scatter(facts: RunFacts, vals: Points, values: dict[str, object])
     many."""
     change, step = abs(vals[-1][1] - vals[-2][1]), vals[-1][0]
     if len(vals) < FEWEST_FOR_NOISE:
-        if change <= 0:
+        if not 1e-4 <= change <= 10:
             return
         block = facts.block_size or USUAL_BLOCK
         # So exact a difference of two evaluations on other text each has to be.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from onecard.language import _, joined
 from onecard.report.curve_noise import evaluation_error
-from onecard.report.detectors import Levels, block_size, noise_of
+from onecard.report.detectors import FEWEST_FOR_NOISE, Levels, block_size, noise_of
 from onecard.report.findings import Finding
 from onecard.report.rates import WARM_UP, phase_at, rates_of
 from onecard.report.run_facts import RunFacts
@@ -23,7 +23,6 @@ SMALL_GAP, LARGE_GAP = 0.05, 0.15
 SIGMAS, FALLING = 2.0, 0.02
 LAST_DIGIT = 0.29  # of a unit: the standard deviation of what rounding leaves out
 INITIAL_SHARE = 0.03
-FEWEST_FOR_NOISE = 12  # evaluations: of fewer, a curve's bend looks like noise
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from onecard.report.run_facts import RunFacts
 
 # What the decay of the learning rate still brings, in published runs: most, and all (facts by family).
 DECAY_USUAL, DECAY_SEEN = (0.05, 0.2), (0.03, 0.4)
-AROUND_A_RESUME = 20  # logged losses on either side
+AROUND_A_RESUME = 40  # logged losses on either side
 JUMP, JUMP_SIGMAS = 0.03, 4.0
 GRAD_CLIP = 1.0
 CLIPPED_OFTEN, GROWN = 0.5, 2.0
@@ -110,10 +110,13 @@ def _resume(facts: RunFacts, old: Start, new: Start, noise: float) -> Finding | 
     before = [(int(s), loss) for s, loss in old.steps.pairs("loss") if s <= at and math.isfinite(loss)]
     if at <= 1 or len(before) < 3 or len(after) < 3:
         return None
+    trend = _trend(before[-4 * AROUND_A_RESUME :])
     before, later = before[-AROUND_A_RESUME:], after[:AROUND_A_RESUME]
     left, right = (statistics.fmean(loss for _s, loss in part) for part in (before, later))
+    apart = statistics.fmean(s for s, _loss in later) - statistics.fmean(s for s, _loss in before)
     error = noise * math.sqrt(1 / len(before) + 1 / len(later))
-    jump = right - left
+    # The loss falls on between the two means as well.
+    jump = right - left - min(0.0, trend) * apart
     values = {"step": at, "before": left, "after": right, "jump": jump, "error": error}
     rates = [steps.pairs("lr") for steps in (old.steps, new.steps)]
     if abs(jump) <= max(JUMP, JUMP_SIGMAS * error):
@@ -140,6 +143,16 @@ def _resume(facts: RunFacts, old: Start, new: Start, noise: float) -> Finding | 
         "optimizer's states kept, and is it the same data and batch?"
     )
     return Finding("resume-higher", text.format(**values), False, at, 55.0)
+
+
+def _trend(points: list[tuple[int, float]]) -> float:
+    """Nats a step, from the first half to the second."""
+    half = len(points) // 2
+    (a, early), (b, late) = (
+        (statistics.fmean(s for s, _loss in part), statistics.fmean(loss for _s, loss in part))
+        for part in (points[:half], points[half:])
+    )
+    return (late - early) / max(1.0, b - a)
 
 
 def passes(facts: RunFacts) -> Iterator[Finding]:

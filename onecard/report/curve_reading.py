@@ -36,7 +36,7 @@ def _bands(characters: bool) -> Sequence[tuple[float, str]]:
 def reads_like(facts: RunFacts) -> Iterator[Finding]:
     """Perplexity, and what such a loss reads like; of tokenizers and text for which that can be said."""
     series = series_of(facts)
-    if series is None or not series.points[-1][1] < 20:
+    if series is None or not 0 < series.points[-1][1] < 20:
         return
     step, loss = series.points[-1]
     characters = (facts.vocab_size or 0) and (facts.vocab_size or 0) < CHARACTERS

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from onecard.language import _
 from onecard.plan.scaling import MANY_EPOCHS
-from onecard.report.curve_losses import gaps
 from onecard.report.curve_noise import NANOGPT_BLOCKS, evaluation_error
 from onecard.report.detectors import Memorising
 from onecard.report.findings import Mistake
@@ -106,20 +105,19 @@ def dropout(facts: RunFacts) -> Iterator[Mistake]:
 
 def memorised(facts: RunFacts) -> Iterator[Mistake]:
     """A training loss that is taken for progress, where the model memorises."""
-    pairs = gaps(facts)
     log = facts.log.evaluations
-    if not pairs:
+    rows = [
+        (int(step), train, val)
+        for step, train, val in zip(log.step, log.train, log.val, strict=True)
+        if math.isfinite(train) and math.isfinite(val)
+    ]
+    if not rows:
         return
     detector, alarm = Memorising(), None
-    for step, train, val in zip(log.step, log.train, log.val, strict=True):
-        if math.isfinite(train) and math.isfinite(val):
-            alarm = detector.add(int(step), train, val) or alarm
-    last, gap = pairs[-1]
-    train, val = next(
-        (t, v)
-        for s, t, v in zip(reversed(log.step), reversed(log.train), reversed(log.val), strict=True)
-        if s == last
-    )
+    for row in rows:
+        alarm = detector.add(*row) or alarm
+    last, train, val = rows[-1]
+    gap = val - train
     if alarm is None and not (gap > MEMORISED_GAP and gap > MEMORISED_SHARE * train):
         return
     if gap < 0.1 or (alarm is not None and val <= alarm.before):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from onecard.language import _
@@ -36,7 +37,12 @@ def horizon(facts: RunFacts) -> Iterator[Mistake]:
     schedule, end = schedule_of(facts), facts.last_step
     if schedule is None or not end or schedule.horizon is None or schedule.kind not in ("cosine", "linear"):
         return
-    if schedule.peak is None or schedule.assumed or _log_says_otherwise(facts, schedule):
+    if (
+        not schedule.peak
+        or not math.isfinite(schedule.peak)
+        or schedule.assumed
+        or _log_says_otherwise(facts, schedule)
+    ):
         return
     reached = rate_at(schedule, end)
     if reached is None:
@@ -79,7 +85,7 @@ def last_rate(facts: RunFacts) -> Iterator[Mistake]:
     if schedule is None or schedule.assumed or schedule.kind not in ("cosine", "linear"):
         return
     peak, final = schedule.peak, schedule.final
-    if not peak or final is None or _log_says_otherwise(facts, schedule):
+    if not peak or not math.isfinite(peak) or final is None or _log_says_otherwise(facts, schedule):
         return
     evidence = evidence_of(facts, learning_rate=peak, min_lr=final)
     change = line("min_lr", USUAL_FINAL * peak, final)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onecard.language import _
-from onecard.report.answer import Report, heaviest
+from onecard.report.answer import Report
 from onecard.report.drawing import Segments, Signs, drawn
+from onecard.report.findings import Finding
 from onecard.report.plotting import curves_of
 from onecard.report.rows import Row, rows_of, run_line, run_parts, step_lines
 from onecard.report.tables import sections
@@ -60,20 +61,22 @@ def _pieces(report: Report, width: int, signs: Signs) -> list[Piece]:
     """In the order in which they are shown."""
     said = " ".join(verdict_of(report))
     found = [Piece(0, "verdict", [*_verdict(report, width), *_run(report, width)])]
-    wrong = [(each.text, False) for each in heaviest(report.mistakes)]
-    reasons = [(each.text, each.good) for each in report.reasons]
-    for rank, (text, good) in enumerate(
-        each for each in (*wrong[:3], *reasons) if each[0].rstrip(".") not in said
-    ):
-        found.append(
-            Piece(2 if rank < 2 else 4 if rank < 4 else 7, "reasons", _bullet(text, good, width, signs))
-        )
+    every = [
+        *report.findings,
+        *(Finding(each.key, each.text, False, None, each.weight) for each in report.mistakes),
+    ]
+    every = [*report.alarms, *sorted(every, key=lambda each: -each.weight)]
+    for rank, each in enumerate(each for each in every if each.text.rstrip(".") not in said):
+        lines = _bullet(each.text, each.good, width, signs)
+        found.append(Piece(2 if rank < 2 else 4 if rank < 4 else 7, "reasons", lines))
     rows = rows_of(report)
     for row, lines in zip(rows, _rows(rows, width), strict=True):
         if lines:
             found.append(Piece({"speed": 3, "time": 3, "forecast": 3}.get(row.key, 6), "figures", lines))
-    for rank, (text, command) in zip((1, 5), step_lines(report), strict=False):
-        found.append(Piece(rank, "next", _item(text, command, width)))
+    for rank, (text, command) in zip((1, 5), step_lines(report, brief=True), strict=False):
+        # What is long to paste waits for the whole report; half of it would be worse than none.
+        shown = command if len(command.splitlines()) < 3 and len(command) + 4 <= width else ""
+        found.append(Piece(rank, "next", _item(text, shown, width)))
     return [*found, Piece(0, "more", _more(report, width))]
 
 
@@ -160,8 +163,9 @@ def _item(text: str, code: str, width: int) -> list[Segments]:
 
 
 def hung(text: str, width: int, indent: int) -> list[str]:
-    first, *rest = _wrapped(text, width - indent)
-    return [first, *(" " * indent + more for more in rest)]
+    before = len(text) - len(text.lstrip())
+    first, *rest = _wrapped(text.lstrip(), width - indent)
+    return [" " * before + first, *(" " * indent + more for more in rest)]
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Segments]:
@@ -172,7 +176,9 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
     words = [n for n, right in enumerate(figures) if not right] or [0]
     widest = max(words, key=widths.__getitem__)
     over = sum(widths) + 2 * len(widths) - width
-    widths[widest] = max(16, widths[widest] - max(0, over))
+    widths[widest] = min(widths[widest], max(16, widths[widest] - max(0, over)))
+    if sum(widths) + 2 * len(widths) > width:
+        return _stacked(headings, rows, width)
     lines: list[Segments] = []
     for at, row in enumerate(plain):
         cells = [_wrapped(cell, widths[n], 16) if n == widest else [cell] for n, cell in enumerate(row)]
@@ -183,6 +189,17 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
                 for part, wide, right in zip(parts, widths, figures, strict=True)
             )
             lines.append([(("  " + "  ".join(shown)).rstrip(), "" if at else "dim")])
+    return lines
+
+
+def _stacked(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Segments]:
+    """What is too wide for a table: each row's cells below its first one, with their headings."""
+    lines: list[Segments] = []
+    for first, *cells in rows:
+        lines.append([(f"  {headings[0]}: {first}", "bold")])
+        for heading, cell in zip(headings[1:], cells, strict=True):
+            if cell:
+                lines += [[(line, "")] for line in hung(f"    {heading}: {cell}", width, 6)]
     return lines
 
 
