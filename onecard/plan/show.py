@@ -5,6 +5,7 @@ What takes more lines (plan/tables.py) comes after it, where it is asked for.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from onecard.plan.bill import CHECKPOINTS_AT_ONCE
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.rates import Rates
+from onecard.plan.ranges import Spread, is_launch_bound
 from onecard.plan.references import all_references
 from onecard.plan.scaling import NATS, LossRange, in_bits_per_byte, repetition_note
 from onecard.plan.search import Choice, Question
@@ -47,7 +48,7 @@ def show(answer: Answer, console: Console) -> None:
     shown = answer.choice or answer.nearest
     cost = answer.cost(shown) if answer.choice is not None else None
     if cost is not None:
-        console.print(predicted(answer), highlight=False)
+        console.print(predicted(answer, shown), highlight=False)
         console.print(figures(answer, shown, cost))
     elif answer.choice is not None:
         console.print(speed_unknown(answer), highlight=False)
@@ -187,11 +188,23 @@ def _remarks(answer: Answer, choice: Choice) -> list[str]:
         bits = f"master_weights={setting.master_weights}, optim_states={setting.optim_states}"
         text = _("This is low-bit training ({bits}): not the same as exact training.")
         texts.append(text.format(bits=bits))
-    if answer.config.dropout:
-        texts.append(_("The time that dropout takes is not counted."))
+    if (longer := _of_dropout(choice)) is not None:
+        text = _("Dropout makes a step {n:.0%} longer here: no fused attention takes its masks.")
+        texts.append(text.format(n=longer))
     if target.taken > GIB / 10:
         texts.append(_("Other programs hold {n:.2f} GiB of the card now.").format(n=target.taken / GIB))
     return texts
+
+
+def _of_dropout(choice: Choice) -> float | None:
+    """The share of a step's time that dropout adds; None where there is none or no speed is known."""
+    config = choice.question.config
+    if not config.dropout or choice.step is None:
+        return None
+    without = dataclasses.replace(choice.question, config=dataclasses.replace(config, dropout=0.0))
+    plain = without.answer(choice.setting).step
+    assert plain is not None
+    return choice.step.seconds / plain.seconds - 1
 
 
 def _what_else(answer: Answer) -> str:
@@ -222,35 +235,40 @@ def model_name(shape: Shape) -> str:
     return f"{names[shape.arch]} {size}, {shape.n_layer} × {shape.n_embd}, {block} {shape.block_size}"
 
 
-def predicted(answer: Answer) -> str:
+def predicted(answer: Answer, choice: Choice) -> str:
     """The heading of the figures: where the speed comes from, and how far off it may be."""
-    rates, measured = answer.question.rates, answer.target.measured
-    assert rates is not None
+    measured = answer.target.measured
     source = _("the card's figures")
     if measured is not None:
         source = _("onecard bench of {date}").format(date=measured.date)
     text = _("Predicted from {source}; speed and time: {expected}")
-    return text.format(source=source, expected=expected(rates, answer.target))
+    spread = choice.spread
+    assert spread is not None
+    calibrated = answer.question.rates is not None and answer.question.rates.calibrated
+    return text.format(source=source, expected=expected(spread, answer.target, calibrated=calibrated))
 
 
-def expected(rates: Rates, target: Target) -> str:
+def expected(spread: Spread, target: Target, *, calibrated: bool) -> str:
     """How far off a speed may be. A laptop's card is as slow as its power limit makes it, at worst."""
-    low, high = expected_range(rates, target)
-    if low != high:
+    whole = within_power(spread, target)
+    values = {"low": whole.slower, "high": whole.faster}
+    if whole != spread:
         text = _("expect -{low:.0%} to +{high:.0%}, held to {watts:.0f} of {rated:.0f} W")
-        return text.format(low=low, high=high, watts=target.card.tdp_w, rated=target.rated_w)
-    text = _("expect ±{n:.0%}").format(n=low)
+        return text.format(**values, watts=target.card.tdp_w, rated=target.rated_w)
+    text = _("expect ±{n:.0%}").format(n=spread.faster)
+    if is_launch_bound(spread):
+        text = _("expect -{low:.0%} to +{high:.0%}: the CPU's launches decide").format(**values)
     if target.is_laptop and target.measured is None:
         text += ", " + _("less at a lower power limit (--watts)")
-    return text if rates.calibrated else text + "; " + _("`onecard bench` measures your card")
+    return text if calibrated else text + "; " + _("`onecard bench` measures your card")
 
 
-def expected_range(rates: Rates, target: Target) -> tuple[float, float]:
-    """Shares that a speed may be lower and higher."""
-    usual = 0.15 if rates.calibrated else 0.25
+def within_power(spread: Spread, target: Target) -> Spread:
+    """With what a laptop's lower power limit may take besides."""
     watts, rated = target.card.tdp_w, target.rated_w
-    held = target.is_laptop and target.measured is None and watts and rated and watts < rated
-    return (1 - (1 - usual) * watts / rated if held and watts and rated else usual), usual
+    if target.is_laptop and target.measured is None and watts and rated and watts < rated:
+        return dataclasses.replace(spread, slower=1 - (1 - spread.slower) * watts / rated)
+    return spread
 
 
 def speed_unknown(answer: Answer) -> str:
