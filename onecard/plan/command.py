@@ -20,18 +20,22 @@ from onecard.plan.largest import USUAL_HOST_RAM, find_largest
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, Target, find_target
 from onecard.plan.options import Options, budget_seconds
-from onecard.terminal import columns, say, show_json
+from onecard.terminal import columns, say, show, show_json
 from onecard.terminal import console as careful_console
 
 _WEEK = 7 * 86400.0
 
 
 def plan_command(
-    options: Options, words: Sequence[str], load: Callable[[Sequence[str]], tuple[RunConfig, int]]
+    options: Options, words: Sequence[str], load: Callable[[Sequence[str]], tuple[RunConfig, int, str]]
 ) -> int:
-    """`load` reads a config out of the words, and how many steps of it are done."""
+    """`load` reads a config out of the words, how many steps of it are done, and what to say where it is
+    finished: unless something is asked about its setting or another model, that is the answer then."""
     with english(options.json):
-        config, done = load(words)
+        config, done, finished = load(words)
+        if finished and not options.is_detailed:
+            show(finished)
+            return 0
         return _plan(replace(options, steps_done=done), config)
 
 

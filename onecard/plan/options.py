@@ -61,6 +61,12 @@ class Options(Config):
                 _("ask one after the other"),
             )
 
+    @property
+    def is_detailed(self) -> bool:
+        """Is more asked than whether it fits, how fast it is and what it costs?"""
+        more = (self.memory, self.compare, self.stages, self.largest, self.formulas, self.json)
+        return any(more) or self.by is not None or self.as_ is not None
+
     def prices(self, card: Card) -> Prices:
         idle = usual_idle_watts(card) if self.idle_watts is None else self.idle_watts
         return Prices(*price_range(self.price), self.currency, idle)

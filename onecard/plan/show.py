@@ -285,6 +285,8 @@ def _speed_rows(choice: Choice) -> list[tuple[str, str]]:
 def _time_rows(answer: Answer, choice: Choice, cost: Cost) -> list[tuple[str, str]]:
     done, steps = answer.options.steps_done, answer.config.max_iters
     left = max(steps - done, 0)
+    if not left:
+        return [(_("time"), _("none: all {n:,} steps are done").format(n=steps))]
     text = _("{time} for {steps:,} steps, {tokens} tokens")
     if done:
         text = _("{time} for the {left:,} steps that are left of {steps:,}, {tokens} tokens")
