@@ -108,8 +108,16 @@ def test_nobody_to_ask(workplace: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("done", "why", "hint"),
     [
-        (400, "the run is finished: 400 of 400 steps are done", "what comes next: onecard plan --out_dir=out"),
-        (90, "the run was stopped: 90 of 400 steps are done", "onecard train --out_dir=out goes on from there"),
+        (
+            400,
+            "the run is finished: 400 of 400 steps are done",
+            "what comes next: onecard plan --out_dir=out",
+        ),
+        (
+            90,
+            "the run was stopped: 90 of 400 steps are done",
+            "onecard train --out_dir=out goes on from there",
+        ),
     ],
 )
 def test_a_run_that_has_ended_cannot_pause(

@@ -313,7 +313,7 @@ def test_a_pause_for_which_the_host_has_no_room_is_refused(
         began = time.monotonic()
         with pytest.raises(UserError, match="cannot pause") as refused:
             ask_to_pause(OUT)
-        assert "host memory has no room" in refused.value.why and refused.value.exit_code == 1
+        assert "RAM has no room" in refused.value.why and refused.value.exit_code == 1
         assert ("GiB are available" in refused.value.why) == (how == "before")
         assert time.monotonic() - began < 30
 
