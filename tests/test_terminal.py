@@ -195,4 +195,4 @@ def test_errors_are_as_wide_as_the_terminal_and_what_is_pasted_stays_whole(
     assert str(error).split() == " ".join(lines).split()
     monkeypatch.setenv("COLUMNS", "30")
     assert main(["plan", "--device=cpu"]) == 2
-    assert capsys.readouterr().err.startswith("error: runs on a CPU cannot\n       be planned\n  plan knows")
+    assert capsys.readouterr().err.startswith("error: runs on a CPU cannot be\n       planned\n  plan knows")

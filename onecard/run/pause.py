@@ -274,10 +274,9 @@ def _need_a_job(directory: RunDirectory) -> None:
             _("there is no run in {path} yet").format(path=directory.path), hint=soon, exit_code=1
         )
     if not _somebody_trains(directory):
-        why, hint = _of_a_run_that_ended(directory)
-        raise UserError(
-            _("nobody is training in {path}").format(path=directory.path), why, hint or soon, exit_code=1
-        )
+        why, next_command = _of_a_run_that_ended(directory)
+        hint = "\n".join(filter(None, (next_command, soon)))
+        raise UserError(_("nobody is training in {path}").format(path=directory.path), why, hint, exit_code=1)
 
 
 def _of_a_run_that_ended(directory: RunDirectory) -> tuple[str, str]:
