@@ -156,6 +156,7 @@ class Answer:
         return {
             "allowed_gib": round(self.target.host / GIB, 3) if self.target.host is not None else None,
             "kept_for_system_gib": round(self.target.host_kept / GIB, 3),
+            "assumed": self.target.host_assumed,
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -43,9 +43,11 @@ def show(answer: Answer, console: Console) -> None:
     show_verdict(answer, console)
     card = f"{answer.target.card.name}, " + number(answer.target.capacity / GIB, ".1f") + " GiB"
     step = _("{n:,} tokens a step").format(n=answer.config.tokens_per_step)
-    name = Text(model_name(question.shape), style="bold")
-    print_parts(console, [name, *map(Text, (card, question.dtype, step))], " · ")
-    shown = answer.choice or answer.nearest
+    name, shown = Text(model_name(question.shape), style="bold"), answer.choice or answer.nearest
+    # What falls short of host memory was said first, and is the config's own setting.
+    short_of_ram = answer.given.short <= 0 < answer.given.host_short
+    ram = host_remark(answer.target, answer.given if short_of_ram else shown)
+    print_parts(console, [name, *map(Text, filter(None, (card, question.dtype, step, ram)))], " · ")
     cost = answer.cost(shown) if answer.choice is not None else None
     if cost is not None:
         console.print(predicted(answer, shown), highlight=False)
@@ -81,6 +83,8 @@ def show_verdict(answer: Answer, console: Console) -> None:
             text = _("Fastest setting that fits (others are within 1%), which train takes by itself:")
         if not config.auto_fit:
             text = _("Fastest setting that fits (others are within 1%):")
+        if not choice.setting.exact and given.setting.exact:
+            text = _("Nothing exact fits. The fastest low-bit setting, which is another training:")
         texts.append(text)
     for text in texts:
         console.print(text, highlight=False)
@@ -90,10 +94,7 @@ def show_verdict(answer: Answer, console: Console) -> None:
         if not config.auto_fit:
             text = _("With auto_fit=False train changes nothing: put these lines into your config.")
             console.print(text, highlight=False)
-    # What falls short of host memory was said first, and is the config's own setting.
-    shown = given if given.short <= 0 < given.host_short else choice or answer.nearest
-    remarks = _remarks(answer, choice) if choice is not None else []
-    for text in filter(None, (*remarks, host_remark(answer.target, shown))):
+    for text in filter(None, _remarks(answer, choice) if choice is not None else []):
         console.print(text, highlight=False)
 
 
@@ -122,7 +123,7 @@ def _as_given(given: Choice) -> str:
     if given.short > 0:
         text = _("Does not fit as given: {need:.2f} GiB predicted, {there:.2f} available.")
         return _red(text.format(need=need, there=there))
-    text = _("Does not fit as given: {need:.1f} GiB of host memory predicted, {there:.1f} available.")
+    text = _("Does not fit as given: {need:.1f} GiB of RAM predicted, {there:.1f} available.")
     return _red(text.format(need=given.host_bytes / GIB, there=(given.question.host_allowed or 0) / GIB))
 
 
@@ -130,21 +131,29 @@ def shortage(choice: Choice) -> str:
     """What is missing of what."""
     if choice.short > 0:
         return _("{n:.2f} GiB of the card short").format(n=choice.short / GIB)
-    return _("{n:.1f} GiB of host memory short").format(n=choice.host_short / GIB)
+    return _("{n:.1f} GiB of RAM short").format(n=choice.host_short / GIB)
 
 
 def host_remark(target: Target, choice: Choice) -> str:
-    """What of host memory is left to the system, or that nobody has looked; only where it is used."""
+    """How much RAM a setting takes, and of how much; only where it takes any."""
     if not choice.bill.host:
         return ""
-    if target.host is None:
-        text = _("{n:.1f} GiB of RAM predicted; your RAM was not checked: give it with --host-ram 32")
-        return text.format(n=choice.host_bytes / GIB)
+    text = _("{n:.1f} of {there:.0f} GiB of RAM, {kept:.0f} of them for the system")
     if not target.host_kept:
-        return ""
-    return _("Of the PC's {n:.0f} GiB of memory {kept:.0f} are left to the system.").format(
-        n=(target.host + target.host_kept) / GIB, kept=target.host_kept / GIB
-    )
+        text = _("{n:.1f} of {there:.0f} GiB of RAM")
+    if target.host is None:
+        text = _("{n:.1f} GiB of RAM (yours was not checked: --host-ram 32)")
+    elif target.host_assumed:
+        text = _("{n:.1f} of {there:.0f} GiB of RAM, which are assumed (--host-ram N)")
+    there = (target.host or 0) + target.host_kept
+    return text.format(n=choice.host_bytes / GIB, there=there / GIB, kept=target.host_kept / GIB)
+
+
+def assumed_ram(target: Target) -> str:
+    """What is planned with where nobody has said how much RAM there is beside a card that is not here."""
+    assert target.host is not None
+    text = _("{n:.0f} GiB of RAM are assumed, {kept:.0f} of them for the system; --host-ram N says otherwise")
+    return text.format(n=(target.host + target.host_kept) / GIB, kept=target.host_kept / GIB)
 
 
 def vocabulary_remark(question: Question) -> str:
@@ -177,14 +186,14 @@ def little_to_spare(answer: Answer, need: int) -> str:
     spare = (target.allowed - need) / GIB
     if target.here or config.vram_reserve is not None or config.vram_limit is not None or spare >= DESKTOP:
         return ""
-    text = _("Only {n:.2f} GiB to spare: a desktop may take that (--vram_reserve=1).")
+    text = _("Only {n:.2f} GiB to spare: a desktop takes about 1 (--vram_reserve=1 keeps it free)")
     return text.format(n=spare)
 
 
 def _remarks(answer: Answer, choice: Choice) -> list[str]:
     target, setting = answer.target, choice.setting
     texts = [little_to_spare(answer, choice.bill.process), vocabulary_remark(answer.question)]
-    if not setting.exact:
+    if not setting.exact and not answer.given.setting.exact:
         bits = f"master_weights={setting.master_weights}, optim_states={setting.optim_states}"
         text = _("This is low-bit training ({bits}): not the same as exact training.")
         texts.append(text.format(bits=bits))
@@ -304,6 +313,8 @@ def _speed_rows(choice: Choice) -> list[tuple[str, str]]:
 def _time_rows(answer: Answer, choice: Choice, cost: Cost) -> list[tuple[str, str]]:
     done, steps = answer.options.steps_done, answer.config.max_iters
     left = max(steps - done, 0)
+    if not left:
+        return [(_("time"), _("none: all {n:,} steps are done").format(n=steps))]
     text = _("{time} for {steps:,} steps, {tokens} tokens")
     if done:
         text = _("{time} for the {left:,} steps that are left of {steps:,}, {tokens} tokens")
