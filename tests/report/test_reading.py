@@ -80,9 +80,7 @@ def agrees(part: Columns, all_of_it: Columns) -> bool:
     by_step = {row[0]: row for row in all_of_it}
     return all(
         row[0] in by_step
-        and all(
-            math.isnan(a) or math.isnan(b) or a == b for a, b in zip(row, by_step[row[0]], strict=True)
-        )
+        and all(math.isnan(a) or math.isnan(b) or a == b for a, b in zip(row, by_step[row[0]], strict=True))
         for row in part
     )
 

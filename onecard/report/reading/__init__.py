@@ -10,7 +10,6 @@ from onecard.report.reading.reader import Reader
 from onecard.report.reading.seeing import Seen, seen
 from onecard.report.reading.text import BLOCK, blocks
 
-
 __all__ = ["Seen", "read", "seen"]
 
 # A file in whose first characters there is no row of a log is none.

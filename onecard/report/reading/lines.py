@@ -115,10 +115,13 @@ class Shape:
             row = {
                 name: value
                 for name, (index, factor) in plan.columns.items()
-                if not (lost and index == last) and (value := value_of(name, numbers[index], factor)) is not None
+                if not (lost and index == last)
+                and (value := value_of(name, numbers[index], factor)) is not None
             }
             # Of an evaluation of which a part is lost, the other part would look like a step.
-            lacks = (cut and "train" in row and "val" not in row) or ("val" in plan.columns and "val" not in row)
+            lacks = (cut and "train" in row and "val" not in row) or (
+                "val" in plan.columns and "val" not in row
+            )
             if not lacks and ("step" in row or "step" not in plan.columns):
                 rows.append(row)
         return rows
@@ -134,7 +137,9 @@ class Shape:
         if "{" in self.gaps[0] or "e" in numbers[-1].lower():
             return False  # decimals vary there
         mine = decimals(numbers[-1])
-        losses = {index for plan in self.plans for name, (index, _f) in plan.columns.items() if name in _LOSSES}
+        losses = {
+            index for plan in self.plans for name, (index, _f) in plan.columns.items() if name in _LOSSES
+        }
         others = {decimals(numbers[index]) for index in losses if index != len(numbers) - 1}
         known = {self.decimals} if self.decimals >= 0 else others
         return not self.gaps[-1] and mine > 0 and len(numbers) - 1 in losses and mine in known

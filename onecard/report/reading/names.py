@@ -82,7 +82,11 @@ def column_of(name: str, *, whole: bool = False) -> str | None:
         return None
     if whole and {"min", "max"} & set(said) and "__" in name:
         return None
-    if said[-1] in _STEP and (len(said[-1]) > 2 or len(said) == 1) and not (len(said) > 1 and said[-2] in _NO_STEP):
+    if (
+        said[-1] in _STEP
+        and (len(said[-1]) > 2 or len(said) == 1)
+        and not (len(said) > 1 and said[-2] in _NO_STEP)
+    ):
         return "step" if not whole or len(said) <= 2 else None
     for first in range(len(said)) if not whole else (0,):
         if (known := _EXACT.get(" ".join(said[first:]))) is not None:

@@ -167,7 +167,13 @@ class Prose:
         plain = line.strip()
         if self._is_announced(plain):
             return True
-        if not plain or self._lines >= MOST_LINES or len(line) > 5000 or line.count("|") > 2 or not _MAY_MATTER.search(line):
+        if (
+            not plain
+            or self._lines >= MOST_LINES
+            or len(line) > 5000
+            or line.count("|") > 2
+            or not _MAY_MATTER.search(line)
+        ):
             return False
         self._lines += 1
         advice = _ADVICE.search(line) is not None

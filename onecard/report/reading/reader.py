@@ -92,7 +92,11 @@ class Reader:
             self._has_first_rank = True
             rank = _RANK.match(self._of_other_ranks[0])
             prefix = rank[0] if rank else ""
-            self._read_lines([line[len(prefix):] for line in self._of_other_ranks if line.startswith(prefix)], ends=True, last=True)
+            self._read_lines(
+                [line[len(prefix) :] for line in self._of_other_ranks if line.startswith(prefix)],
+                ends=True,
+                last=True,
+            )
         self._release()
         self._slash_rows()
         self.trainer.finish(self._runs(HUGGINGFACE), self.settings, self.facts)
@@ -243,7 +247,9 @@ class Reader:
         same distance."""
         held, self._held = self._held, []
         steps = sorted({row["step"] for _shape, row in held if "step" in row})
-        sound = len(steps) > 2 and steps[1] - steps[0] == steps[2] - steps[1] and held[0][1]["step"] == steps[0]
+        sound = (
+            len(steps) > 2 and steps[1] - steps[0] == steps[2] - steps[1] and held[0][1]["step"] == steps[0]
+        )
         for shape, row in held if sound else held[1:]:
             self._row(shape, row)
 

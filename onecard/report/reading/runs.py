@@ -91,7 +91,11 @@ class Runs:
         for name in {"val", "bpb"} & set(columns):
             evaluated = [now or not math.isnan(v) for now, v in zip(evaluated, columns[name], strict=True)]
         if any(evaluated):
-            rows = {name: list(compress(columns[name], evaluated)) for name in columns if name in Evaluations.NAMES}
+            rows = {
+                name: list(compress(columns[name], evaluated))
+                for name in columns
+                if name in Evaluations.NAMES
+            }
             if "loss" in columns:
                 rows.setdefault("train", list(compress(columns["loss"], evaluated)))
             extend(here.evaluations, rows, sum(evaluated))

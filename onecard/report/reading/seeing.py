@@ -12,7 +12,9 @@ from onecard.report.reading.head import WANTED
 from onecard.report.reading.text import blocks, is_binary
 
 _ENOUGH = 1 << 20  # bytes that show what it is
-_TRACEBACK = re.compile(r"^\s*Traceback \(most recent call last\)|^\w*(?:Error|Exception): |CUDA out of memory", re.M)
+_TRACEBACK = re.compile(
+    r"^\s*Traceback \(most recent call last\)|^\w*(?:Error|Exception): |CUDA out of memory", re.M
+)
 _CONFIG = re.compile(r"^\s*(?:--)?([A-Za-z_]\w{2,40})\s*[=:]\s*\S", re.M)
 _LOSS = re.compile(r"(?:loss|verlust|p\u00e9rdida|bpb)\W{1,6}[0-9]", re.IGNORECASE)
 _TIME = re.compile(r"(?:s/it|it/s)\]|\b(?:time|dt)\W{1,3}[0-9.]+\s?m?s\b|\btok/s", re.IGNORECASE)
@@ -67,12 +69,20 @@ def _of_text(text: str) -> Seen:
     if has_loss and not has_step:
         what = _("there are losses in it, but nothing says of which steps")
         lacks = _("the Hugging Face Trainer shows steps in its progress bar and in trainer_state.json")
-        return Seen("losses-without-steps", what, lacks, _("give trainer_state.json, or the log with its bars"))
+        return Seen(
+            "losses-without-steps", what, lacks, _("give trainer_state.json, or the log with its bars")
+        )
     if has_time and not has_loss:
         what = _("there are times in it, but no losses")
-        return Seen("times-without-losses", what, hint=_("add the lines that show the loss; {usual}").format(usual=usual))
+        return Seen(
+            "times-without-losses",
+            what,
+            hint=_("add the lines that show the loss; {usual}").format(usual=usual),
+        )
     if sum(name in WANTED for name in _CONFIG.findall(text)) >= 2:
         what = _("it is a config, and no line of a run")
-        return Seen("config", what, hint=_("`onecard plan FILE` says what such a run needs and how long it takes"))
+        return Seen(
+            "config", what, hint=_("`onecard plan FILE` says what such a run needs and how long it takes")
+        )
     lacks = _("a log has a step and its loss in each line, or in a table's columns")
     return Seen("nothing", _("there is no line about training in it"), lacks, usual)

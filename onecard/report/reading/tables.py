@@ -152,7 +152,9 @@ def _columns(cells: Sequence[str]) -> dict[str, tuple[int, float]]:
 @lru_cache(maxsize=4096)
 def _name_of(text: str) -> str | None:
     """What a header's cell names."""
-    return column_of(_UNIT_BEHIND.sub("", _MARKS.sub("", text).strip()), whole=True) if len(text) < 120 else None
+    return (
+        column_of(_UNIT_BEHIND.sub("", _MARKS.sub("", text).strip()), whole=True) if len(text) < 120 else None
+    )
 
 
 def split(line: str, separator: str, width: int = 0) -> list[str] | None:
