@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onecard.report.reading.formats import JSONL, KEY_VALUE, Format, format_of
+from onecard.report.reading.formats import HUGGINGFACE, JSONL, KEY_VALUE, Format, format_of
 from onecard.report.reading.names import column_of
 from onecard.report.reading.numbers import NUMBERS, number
 
@@ -56,7 +56,7 @@ class RowPlan:
         """Does it say something about a step?"""
         has = self.columns
         if "step" not in has:
-            return "val" in has or "epoch" in has
+            return "val" in has or "epoch" in has or ("loss" in has and entry.name == HUGGINGFACE)
         if any(name in has for name in _LOSSES):
             return True
         return (entry.name != KEY_VALUE and "ms" in has) or (

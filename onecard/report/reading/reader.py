@@ -100,8 +100,7 @@ class Reader:
         self._release()
         self._slash_rows()
         self.trainer.finish(self._runs(HUGGINGFACE), self.settings, self.facts)
-        if self.trainer.has_rows:
-            self.votes.setdefault(HUGGINGFACE, Counter())[HUGGINGFACE] += 1
+        self._vote(HUGGINGFACE, int(self.trainer.has_rows))
 
     @property
     def has_rows(self) -> bool:
@@ -256,7 +255,7 @@ class Reader:
     def _row(self, shape: Shape, row: Row) -> None:
         entry = shape.format
         if "step" not in row:
-            if entry.name == HUGGINGFACE and "epoch" in row:
+            if entry.name == HUGGINGFACE:
                 self.trainer.row(row)
             elif entry.evaluated_before is not None and "val" in row:
                 self._unplaced = row
