@@ -173,7 +173,8 @@ JUNK = (
     "{'loss': 3.21, 'grad_norm': 0.9}", "max_iters = 7", "{", "}", '  "step": 7,', '  "loss": 3.1',
     "ITER 4: LOSS 3.0, TIME 5.0MS", "the step | after", "step,loss,val_loss", "| Step | Loss |", "|---|---|",
     "| 3 | 4.1 |", "0/500/1000: 10.9/5.9/5.0", "python train.py config/a.py \\", "  --batch_size=12",
-    "x 3,072,000 training tokens in data; cuda:0, float16", "p\u221a\u00a9rdida", "0 | loss 3.1", "val loss 3.2",
+    "x 3,072,000 training tokens in data; cuda:0, float16", "p\u221a\u00a9rdida", "0 | loss 3.1",
+    "val loss 3.2",
 )  # fmt: skip
 
 

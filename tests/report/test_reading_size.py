@@ -23,21 +23,24 @@ def nanogpt(n: int) -> str:
 
 def nanochat(n: int) -> str:
     return (
-        f"step {n:05d}/9999999 ({n % 99:.2f}%) | loss: 3.14{n % 10000:04d} | lrm: 1.00 | dt: {1100 + n % 90}.12ms | "
-        f"tok/sec: 55,{n % 999:03d} | bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: {n} | total time: {n / 60:.2f}m | eta: {n}.1m\n"
+        f"step {n:05d}/9999999 ({n % 99:.2f}%) | loss: 3.14{n % 10000:04d} | lrm: 1.00 | "
+        f"dt: {1100 + n % 90}.12ms | tok/sec: 55,{n % 999:03d} | bf16_mfu: 0.00 | epoch: 1 pq: 0 rg: {n} | "
+        f"total time: {n / 60:.2f}m | eta: {n}.1m\n"
     )
 
 
 def llm_c(n: int) -> str:
     return (
-        f"step {n + 1:4d}/9999999 | loss {3 + n % 977 / 5000:.6f} ({n % 5 - 2.5:+.2f}z)| norm {n % 91 / 99:.4f} "
-        f"({1.2 - n % 3:+.2f}z)| lr 6.00e-04 | {300 + n % 91:.2f} ms | 42.6% bf16 MFU | 171540 tok/s\n"
+        f"step {n + 1:4d}/9999999 | loss {3 + n % 977 / 5000:.6f} ({n % 5 - 2.5:+.2f}z)| "
+        f"norm {n % 91 / 99:.4f} ({1.2 - n % 3:+.2f}z)| lr 6.00e-04 | "
+        f"{300 + n % 91:.2f} ms | 42.6% bf16 MFU | 171540 tok/s\n"
     )
 
 
 def csv(n: int) -> str:
     head = "step,tokens,loss_train,loss_val,lr\n" if n == 0 else ""
-    return f"{head}{n},{n * 524288},{4 + n % 977 / 5000:.4f},{'3.9' if n % 250 == 0 else ''},{3e-4 + n * 1e-12}\n"
+    val = "3.9" if n % 250 == 0 else ""
+    return f"{head}{n},{n * 524288},{4 + n % 977 / 5000:.4f},{val},{3e-4 + n * 1e-12}\n"
 
 
 def jsonl(n: int) -> str:

@@ -24,7 +24,8 @@ _BULK = 2000  # rows of a table at a time
 _MAY_BE_ROW = re.compile(r"loss|bpb|val|train|trl:|tel:|verlust|rdida|step|iter|norm", re.IGNORECASE)
 _QUOTE = re.compile(r"^(?:\s{0,3}>)+ ?")
 _RANK = re.compile(
-    r"^\s*\[?(?:default|rank ?|Rank ?|RANK ?|gpu|GPU ?)([0-9]{1,5})\]?:? |^\s*([0-9]{1,4}): (?=iter |[sS]tep |\{')"
+    r"^\s*\[?(?:default|rank ?|Rank ?|RANK ?|gpu|GPU ?)([0-9]{1,5})\]?:? "
+    r"|^\s*([0-9]{1,4}): (?=iter |[sS]tep |\{')"
 )
 
 
@@ -142,10 +143,10 @@ class Reader:
                 index = self._read_table(lines, index)
                 if index >= len(lines):
                     break
-            if "/it]" in lines[index] or "it/s]" in lines[index]:
-                if self.trainer.bar(lines[index]):
-                    index, self._first = index + 1, False
-                    continue
+            has_bar = "/it]" in lines[index] or "it/s]" in lines[index]
+            if has_bar and self.trainer.bar(lines[index]):
+                index, self._first = index + 1, False
+                continue
             joined = joined_lines(lines, index, ends=ends)
             if joined is None:
                 break
@@ -245,8 +246,8 @@ class Reader:
         return bool(rows)
 
     def _release(self) -> None:
-        """A text may begin in the middle of its first line's step: that one counts if the next ones go on at the
-        same distance."""
+        """A text may begin in the middle of its first line's step: that one counts if the next ones go on at
+        the same distance."""
         held, self._held = self._held, []
         steps = sorted({row["step"] for _shape, row in held if "step" in row})
         sound = (

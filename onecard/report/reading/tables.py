@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from onecard.report.reading.formats import CSV, TABLE
 from onecard.report.reading.lines import Row, decimals, value_of
@@ -240,4 +241,4 @@ def _items(text: str) -> list[float]:
 
 def _are_steps(values: Sequence[float]) -> bool:
     whole = all(value.is_integer() for value in values)
-    return whole and all(a < b for a, b in zip(values, values[1:], strict=False))
+    return whole and all(a < b for a, b in pairwise(values))
