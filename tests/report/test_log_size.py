@@ -100,7 +100,7 @@ def test_a_log_is_read_at_its_pace(name: str) -> None:
 PROGRAM = """
 import resource, sys
 sys.path.insert(0, {here!r})
-import test_reading_size as sizes
+import test_log_size as sizes
 sizes.seconds_of({name!r}, 1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seconds = sizes.seconds_of({name!r}, 200)
