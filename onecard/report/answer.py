@@ -244,7 +244,7 @@ def pace_of(facts: RunFacts) -> Pace:
 
 
 def sample_of(facts: RunFacts) -> Sample | None:
-    """The newest text that the run has generated: of its folder, else of its log."""
+    """The newest text in the run's folder that its model has generated."""
     if facts.folder:
         newest = sorted(Path(facts.folder, "samples").glob("step-*.txt"), reverse=True)[:1]
         for path in newest:
@@ -252,5 +252,4 @@ def sample_of(facts: RunFacts) -> Sample | None:
                 text = read_bounded(path, _MOST_OF_A_SAMPLE).decode("utf-8", "replace").strip()
                 step = path.stem.removeprefix("step-")
                 return Sample(text, int(step) if step.isdigit() else None) if text else None
-    text = facts.log.facts.get("sample")
-    return Sample(text.strip()) if isinstance(text, str) and text.strip() else None
+    return None

@@ -14,6 +14,8 @@ from onecard.report.run_folder import RunFolder, run_folder
 from onecard.report.source import content_of, named
 
 _LOOKED_AT = 2**16
+_MOST_OF_A_SAMPLE = 2**14
+_RULE = re.compile(rb"(?m)^-{15}\r?$")
 _ERRORS = re.compile(rb"Traceback \(most recent call last\)|OutOfMemoryError|CUDA error|Segmentation fault")
 # In the folder of a run: its log by the names that programs give it, the best first.
 _NAMES = ("log.txt", "trainer_state.json", "checkpoint-*/trainer_state.json", "metrics.jsonl")
@@ -27,6 +29,7 @@ class Input:
     source: str
     log: Log
     folder: RunFolder | None
+    sample: str = ""  # text of the run's model, where it stands in the log
 
     @property
     def name(self) -> str:
@@ -40,7 +43,27 @@ def read_input(source: str) -> Input:
     log = reading.read(content)
     if log is None:
         raise _nothing(source, content)
-    return Input(source, log, run_folder(source))
+    return Input(source, log, run_folder(source), pasted_sample(content))
+
+
+def pasted_sample(content: bytes) -> str:
+    """The last text of a model in a log: nanochat's lines from <|bos|> on, or what nanoGPT's sample.py prints
+    between two rules."""
+    if (end := content.rfind(b"<|bos|>")) >= 0:
+        lines = (
+            content[max(0, end - _LOOKED_AT) : end + _MOST_OF_A_SAMPLE]
+            .decode("utf-8", "replace")
+            .splitlines()
+        )
+        last = max(n for n, line in enumerate(lines) if "<|bos|>" in line)
+        first = last
+        while first and "<|bos|>" in lines[first - 1]:
+            first -= 1
+        return "\n".join(line.partition("<|bos|>")[2].strip() for line in lines[first : last + 1])
+    found = list(_RULE.finditer(content, max(0, content.rfind(b"-" * 15) - _LOOKED_AT)))
+    if len(found) < 2:
+        return ""
+    return content[found[-2].end() : found[-1].start()].decode("utf-8", "replace").strip()
 
 
 def _is_folder(source: str) -> bool:
