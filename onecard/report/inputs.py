@@ -16,7 +16,6 @@ from onecard.report.source import content_of, named
 _LOOKED_AT = 2**16
 _MOST_OF_A_SAMPLE = 2**14
 _RULE = re.compile(rb"(?m)^-{15}\r?$")
-_ERRORS = re.compile(rb"Traceback \(most recent call last\)|OutOfMemoryError|CUDA error|Segmentation fault")
 # In the folder of a run: its log by the names that programs give it, the best first.
 _NAMES = ("log.txt", "trainer_state.json", "checkpoint-*/trainer_state.json", "metrics.jsonl")
 _ENDINGS = (".log", ".csv", ".tsv", ".jsonl", ".txt")
@@ -97,39 +96,12 @@ def _log_in(folder: Path) -> Path:
 
 
 def _nothing(source: str, content: bytes) -> UserError:
-    """Why there is no report."""
-    head = content[:_LOOKED_AT]
-    name = named(source)
-    if not content.strip():
-        return UserError(_("{source} is empty").format(source=name), exit_code=1)
-    if _is_binary(head):
-        return UserError(
-            _("{source} is not text").format(source=name),
-            _("a report is made from what a training program printed, or from a table"),
-            "onecard report train.log",
-            exit_code=1,
-        )
-    if found := _ERRORS.search(content):
-        what = _("in {source} is an error, and no loss").format(source=name)
-        why = found[0].decode()
-        if b"OutOfMemory" in content or b"out of memory" in content:
-            hint = _("which setting fits: onecard plan CONFIG.py; why nanoGPT's does not: --as nanogpt")
-            return UserError(what, why, hint, exit_code=1)
-        return UserError(what, why, _("add the lines with losses that came before it"), exit_code=1)
-    return UserError(
-        _("no losses were found in {source}").format(source=name),
-        _("known are logs of nanoGPT, nanochat, onecard, llm.c, LitGPT, Hugging Face, and tables"),
-        _("such lines are: {line}").format(line="step 500: train loss 5.8600, val loss 5.8612"),
-        exit_code=1,
-    )
-
-
-def _is_binary(head: bytes) -> bool:
-    """UTF-16 has NULs in every second place, and one of two marks in front; other text has none."""
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return False
-    nulls = head.count(0)
-    if nulls and max(head[0::2].count(0), head[1::2].count(0)) > 0.4 * len(head) > nulls * 0.4:
-        return nulls > 0.6 * len(head)
-    control = sum(head.count(sign) for sign in (*range(1, 7), *range(14, 27)))
-    return nulls > 0 or control > 0.05 * len(head)
+    """Why there is no report. Of an error message the cure is what helps, and for memory there is plan."""
+    found = reading.seen(content)
+    if found.kind != "traceback":
+        return found.error(named(source))
+    what = _("{source}: it is an error message, and no loss is in it").format(source=named(source))
+    hint = _("add the lines with losses that came before it")
+    if b"OutOfMemory" in content or b"out of memory" in content:
+        hint = _("which setting fits: onecard plan CONFIG.py; why nanoGPT's does not: --as nanogpt")
+    return UserError(what, hint=hint, exit_code=1)
