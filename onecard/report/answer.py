@@ -143,8 +143,13 @@ class Loss:
         return loss_text(self.value)
 
 
-def loss_text(value: float) -> str:
-    return number(value, ".3f" if value < 2 else ".2f")
+def loss_text(value: float, like: float | None = None) -> str:
+    """With as many digits as say something; the ends of a range with as many as each other (`like`)."""
+    return number(value, ".3f" if max(value, like if like is not None else value) < 2 else ".2f")
+
+
+def range_texts(low: float, high: float) -> tuple[str, str]:
+    return loss_text(low, high), loss_text(high, low)
 
 
 def last_loss(facts: RunFacts) -> Loss | None:
