@@ -307,7 +307,7 @@ def test_figures_in_the_pages_are_those_of_the_results() -> None:
     d32 = {r["part"]: r for r in json.loads((results / "2026-11-16-d32-h200.json").read_text())["rows"]}
     train, resume, sample = d32["train"], d32["resume"], d32["sample"]
     assert f"{max(train['peak_reserved_gib'], resume['peak_reserved_gib']):.2f} GiB reserved" in DOCS
-    assert f"{resume['host_peak_gib']:.1f} GiB of host memory" in DOCS
+    assert f"{resume['host_peak_gib']:.1f} GiB of RAM" in DOCS
     assert f"passes at {train['of_matmul_rate']:.2f} of" in DOCS
     assert f"the update {train['update_share']:.1%}" in DOCS
     assert f"sampling takes {sample['peak_reserved_gib']:.2f} GiB" in DOCS
