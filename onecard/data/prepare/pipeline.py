@@ -89,7 +89,7 @@ def encode_all(
 
 
 def _encode(batch: Batch, held_out: list[bool], tokenizer: Tokenizer, dtype: str) -> Encoded:
-    """As it will be written, so that the writing thread only writes."""
+    """Tokens as they will be written, so that the writing thread only writes."""
     ids_N, starts_T = tokenizer.encode_batch(batch.texts)
     batch.texts = []  # the largest part of a batch, not needed any more
     pieces: list[NDArray[Any]] = []
@@ -138,7 +138,7 @@ def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 class _End:
-    """After the last item."""
+    """The mark after the last item."""
 
 
 class Ahead(Generic[T]):
