@@ -299,9 +299,7 @@ def _for_training(config: RunConfig, on_card: bool) -> list[str]:
         pass  # host memory is what ran out
     elif config.offload in (None, "none"):
         hints.append(
-            _("--offload=optimizer keeps masters and moments, {n} bytes a parameter, in RAM").format(
-                n=12
-            )
+            _("--offload=optimizer keeps masters and moments, {n} bytes a parameter, in RAM").format(n=12)
         )
     elif config.offload == "optimizer":
         hints.append(_("--offload=gradients keeps gradient accumulators in RAM too"))

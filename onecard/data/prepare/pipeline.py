@@ -157,7 +157,7 @@ class Ahead(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(self, *unused: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         # Whatever it waits for: make room, so that it sees the stop. A download in progress may take
         # longer to notice; the thread is a daemon and holds nothing of ours.

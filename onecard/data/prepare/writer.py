@@ -359,7 +359,7 @@ class LockedFolder:
             leftover.unlink(missing_ok=True)  # of a kill
         return self
 
-    def __exit__(self, *unused: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._lock.close()
         if self._made and [entry.name for entry in self.folder.iterdir()] == [LOCK_NAME]:
             (self.folder / LOCK_NAME).unlink()
