@@ -105,7 +105,7 @@ def depths_to_json(depths: Depths) -> dict[str, Any]:
         shown = found.choice or found.nearest
         generations.append({
             "generation": found.config.generation, "parameters": found.question.shape.parameters,
-            "tokens": found.tokens, "loss": found.loss and found.loss.to_json(),
+            "tokens": found.tokens, "loss": found.loss_to_json(),
             **brief(kind(shown.setting), shown, found.cost(shown) if shown.fits else None),
         })  # fmt: skip
     return {"generations": generations}
@@ -132,7 +132,7 @@ def show_depths(depths: Depths, console: Console) -> None:
             text, colour = _("{name} of {year} does not fit: {what}."), "red"
         year, what = str(found.config.generation), shortage(found.nearest)
         console.print(text.format(name=name, year=year, what=what), style=colour, highlight=False)
-    console.print(predicted(asked[0]), highlight=False)
+    console.print(predicted(asked[0], asked[0].choice or asked[0].nearest), highlight=False)
     card = f"{target.card.name}, {gib(target.capacity, 1)} GiB"
     headings = [_("October 2025"), "2026"]
     cells = zip(*map(_cells, asked), strict=True)
@@ -152,7 +152,8 @@ def show_depths(depths: Depths, console: Console) -> None:
 def _labels(found: Answer) -> list[str]:
     return [
         _("parameters"), _("tokens"), _("setting"), _("micro-batch"), _("GiB of the card"), _("RAM GiB"),
-        _("tokens/s"), _("effective TFLOPS"), _("time"), "kWh", found.options.currency, _("bits per byte"),
+        _("tokens/s"), _("effective TFLOPS"), _("time"), "kWh", found.options.currency,
+        _("bits per byte, FineWeb"),
     ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ What takes more lines (plan/tables.py) comes after it, where it is asked for.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING
 
@@ -12,15 +13,16 @@ from onecard.arch.shapes import PRETRAINED, Shape
 from onecard.config.dataset import OWN_TOKENS, data_dir, data_facts
 from onecard.language import _, number
 from onecard.plan.amounts import count, duration, energy, file_size, price_text, speed
-from onecard.plan.answer import Answer
+from onecard.plan.answer import Answer, comparable
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.rates import Rates
+from onecard.plan.ranges import Spread, is_launch_bound
 from onecard.plan.references import all_references
 from onecard.plan.scaling import NATS, LossRange, in_bits_per_byte, repetition_note
 from onecard.plan.search import Choice, Question
+from onecard.plan.texts import FITTED
 from onecard.terminal import print_parts
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def show(answer: Answer, console: Console) -> None:
     print_parts(console, [name, *map(Text, filter(None, (card, question.dtype, step, ram)))], " · ")
     cost = answer.cost(shown) if answer.choice is not None else None
     if cost is not None:
-        console.print(predicted(answer), highlight=False)
+        console.print(predicted(answer, shown), highlight=False)
         console.print(figures(answer, shown, cost))
     elif answer.choice is not None:
         console.print(speed_unknown(answer), highlight=False)
@@ -195,11 +197,23 @@ def _remarks(answer: Answer, choice: Choice) -> list[str]:
         bits = f"master_weights={setting.master_weights}, optim_states={setting.optim_states}"
         text = _("This is low-bit training ({bits}): not the same as exact training.")
         texts.append(text.format(bits=bits))
-    if answer.config.dropout:
-        texts.append(_("The time that dropout takes is not counted."))
+    if (longer := _of_dropout(choice)) is not None:
+        text = _("Dropout makes a step {n:.0%} longer here: no fused attention takes its masks.")
+        texts.append(text.format(n=longer))
     if target.taken > GIB / 10:
         texts.append(_("Other programs hold {n:.2f} GiB of the card now.").format(n=target.taken / GIB))
     return texts
+
+
+def _of_dropout(choice: Choice) -> float | None:
+    """The share of a step's time that dropout adds; None where there is none or no speed is known."""
+    config = choice.question.config
+    if not config.dropout or choice.step is None:
+        return None
+    without = dataclasses.replace(choice.question, config=dataclasses.replace(config, dropout=0.0))
+    plain = without.answer(choice.setting).step
+    assert plain is not None
+    return choice.step.seconds / plain.seconds - 1
 
 
 def _what_else(answer: Answer) -> str:
@@ -230,35 +244,40 @@ def model_name(shape: Shape) -> str:
     return f"{names[shape.arch]} {size}, {shape.n_layer} × {shape.n_embd}, {block} {shape.block_size}"
 
 
-def predicted(answer: Answer) -> str:
+def predicted(answer: Answer, choice: Choice) -> str:
     """The heading of the figures: where the speed comes from, and how far off it may be."""
-    rates, measured = answer.question.rates, answer.target.measured
-    assert rates is not None
+    measured = answer.target.measured
     source = _("the card's figures")
     if measured is not None:
         source = _("onecard bench of {date}").format(date=measured.date)
     text = _("Predicted from {source}; speed and time: {expected}")
-    return text.format(source=source, expected=expected(rates, answer.target))
+    spread = choice.spread
+    assert spread is not None
+    calibrated = answer.question.rates is not None and answer.question.rates.calibrated
+    return text.format(source=source, expected=expected(spread, answer.target, calibrated=calibrated))
 
 
-def expected(rates: Rates, target: Target) -> str:
+def expected(spread: Spread, target: Target, *, calibrated: bool) -> str:
     """How far off a speed may be. A laptop's card is as slow as its power limit makes it, at worst."""
-    low, high = expected_range(rates, target)
-    if low != high:
+    whole = within_power(spread, target)
+    values = {"low": whole.slower, "high": whole.faster}
+    if whole != spread:
         text = _("expect -{low:.0%} to +{high:.0%}, held to {watts:.0f} of {rated:.0f} W")
-        return text.format(low=low, high=high, watts=target.card.tdp_w, rated=target.rated_w)
-    text = _("expect ±{n:.0%}").format(n=low)
+        return text.format(**values, watts=target.card.tdp_w, rated=target.rated_w)
+    text = _("expect ±{n:.0%}").format(n=spread.faster)
+    if is_launch_bound(spread):
+        text = _("expect -{low:.0%} to +{high:.0%}: the CPU's launches decide").format(**values)
     if target.is_laptop and target.measured is None:
         text += ", " + _("less at a lower power limit (--watts)")
-    return text if rates.calibrated else text + "; " + _("`onecard bench` measures your card")
+    return text if calibrated else text + "; " + _("`onecard bench` measures your card")
 
 
-def expected_range(rates: Rates, target: Target) -> tuple[float, float]:
-    """Shares that a speed may be lower and higher."""
-    usual = 0.15 if rates.calibrated else 0.25
+def within_power(spread: Spread, target: Target) -> Spread:
+    """With what a laptop's lower power limit may take besides."""
     watts, rated = target.card.tdp_w, target.rated_w
-    held = target.is_laptop and target.measured is None and watts and rated and watts < rated
-    return (1 - (1 - usual) * watts / rated if held and watts and rated else usual), usual
+    if target.is_laptop and target.measured is None and watts and rated and watts < rated:
+        return dataclasses.replace(spread, slower=1 - (1 - spread.slower) * watts / rated)
+    return spread
 
 
 def speed_unknown(answer: Answer) -> str:
@@ -322,13 +341,32 @@ def _loss_rows(answer: Answer) -> list[tuple[str, str]]:
     easier text."""
     loss = answer.loss
     if loss is None:
+        if (note := text_note(answer)) and comparable(answer.question.shape.vocab_size):
+            return [(_("loss"), note)]
         return []
-    if loss.unit == NATS:
-        text = _("{low:.2f} to {high:.2f} nats a token on web text, at the end of the run")
-        return [(_("loss"), text.format(low=loss.low, high=loss.high))]
-    text = _("{low:.2f} to {high:.2f} bits per byte on FineWeb, at the end of the run")
-    others = _("GPT-2's there: {values}").format(values=gpt2_bits())
-    return [(_("loss"), text.format(low=loss.low, high=loss.high)), ("", f"[dim]{others}[/dim]")]
+    text = _("{low:.2f} to {high:.2f} nats a token on FineWeb, at the end of the run")
+    remarks = []
+    if loss.unit != NATS:
+        text = _("{low:.2f} to {high:.2f} bits per byte on FineWeb, at the end of the run")
+        remarks.append(_("GPT-2's there: {values}").format(values=gpt2_bits()))
+    remarks += filter(None, [text_note(answer)])
+    return [
+        (_("loss"), text.format(low=loss.low, high=loss.high)),
+        *(("", f"[dim]{remark}[/dim]") for remark in remarks),
+    ]
+
+
+def text_note(answer: Answer) -> str:
+    """What a loss on FineWeb says of the run's own text; empty where that is FineWeb."""
+    text = answer.text
+    if text is None:
+        dataset = plain(answer.config.dataset)
+        return _("what text {dataset} is, is not known: its losses may be others").format(dataset=dataset)
+    if not text.is_web:
+        return _("not known for {text}, which is no web text").format(text=text.name)
+    if text.name == FITTED:
+        return ""
+    return _("{text} is web text too, with losses of its own: do not compare them").format(text=text.name)
 
 
 def gpt2_bits() -> str:
