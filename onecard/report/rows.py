@@ -120,7 +120,7 @@ def _speed(report: Report) -> Iterator[Row]:
     pace, facts = report.course.pace, report.facts
     parts = []
     if pace.tokens_per_s is not None:
-        parts.append(_("{n:,} tokens/s").format(n=_rounded(pace.tokens_per_s)))
+        parts.append(_("{n:,} tokens/s").format(n=four_digits(pace.tokens_per_s)))
     if pace.step_s is not None:
         parts.append(_("{time} a step").format(time=_seconds(pace.step_s)))
     if pace.mfu is not None:
@@ -139,7 +139,7 @@ def _seconds(seconds: float) -> str:
     return _("{n:.2f} s").format(n=seconds)
 
 
-def _rounded(value: float) -> int:
+def four_digits(value: float) -> int:
     """Four digits are more than a log is worth."""
     digits = max(0, len(str(int(value))) - 4)
     return round(value / 10**digits) * 10**digits
