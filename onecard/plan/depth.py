@@ -90,7 +90,7 @@ def _shorter(tokens: int) -> list[int]:
 
 
 def _cost(found: Answer, tokens: int) -> Cost | None:
-    """None where it does not fit, or nothing is known of the card's speed."""
+    """The cost of so many tokens; None where it does not fit, or the card's speed is not known."""
     if found.choice is None:
         return None
     question = found.choice.question

@@ -157,7 +157,7 @@ def assumed_ram(target: Target) -> str:
 
 
 def vocabulary_remark(question: Question) -> str:
-    """Where the data is not there yet: the vocabulary it will have, or the one that is assumed.
+    """Remark where the data is not there yet: the vocabulary it will have, or the one that is assumed.
 
     Data of characters has a small one of its own, which the usual one is far from.
     """
@@ -181,7 +181,7 @@ def vocabulary_remark(question: Question) -> str:
 
 
 def little_to_spare(answer: Answer, need: int) -> str:
-    """Where a desktop may come in the way and nobody has said that there is none."""
+    """Warning where a desktop may come in the way and nobody has said that there is none."""
     target, config = answer.target, answer.config
     spare = (target.allowed - need) / GIB
     if target.here or config.vram_reserve is not None or config.vram_limit is not None or spare >= DESKTOP:
@@ -337,7 +337,8 @@ def _time_rows(answer: Answer, choice: Choice, cost: Cost) -> list[tuple[str, st
 
 
 def _loss_rows(answer: Answer) -> list[tuple[str, str]]:
-    """Of bits per byte also GPT-2's, of the same text: nanochat's published ones are of easier text."""
+    """The expected loss; in bits per byte also GPT-2's of the same text: nanochat's published ones are of
+    easier text."""
     loss = answer.loss
     if loss is None:
         if (note := text_note(answer)) and comparable(answer.question.shape.vocab_size):

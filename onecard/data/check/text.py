@@ -81,7 +81,7 @@ def _heading(label: str, splits: list[str], width: int) -> str:
 
 
 def _cell(splits: int) -> int:
-    """As wide as the terminal allows."""
+    """A cell as wide as the terminal allows."""
     full = _LABEL + splits * (_CELL + 2)
     return max(_LEAST_CELL, min(_CELL, (columns(of_a_pipe=full) - _LABEL) // splits - 2))
 
