@@ -16,6 +16,7 @@ FIRST = 5  # steps that compile and warm up
 FEWEST = 40
 SLOWER, FASTER = 0.06, 0.06
 GOOD_USE, LOW_USE = 0.45, 0.25
+QUOTED = ("table", "key-value", "csv")  # in which people show what nanoGPT printed
 A100_FLOPS = 312e12  # what nanoGPT divides by, on any card
 
 
@@ -88,8 +89,8 @@ def true_mfu(facts: RunFacts) -> float | None:
 
 def nanogpts_mfu(facts: RunFacts) -> float | None:
     """nanoGPT's, by the log's format, or by its knobs where people quote them."""
-    theirs = facts.log.format.startswith("nanogpt") or {"n_embd", "lr_decay_iters"} & set(facts.log.settings)
-    if not theirs:
+    knobs = {"n_embd", "lr_decay_iters"} & set(facts.log.settings)
+    if not facts.log.format.startswith("nanogpt") and not (knobs and facts.log.format in QUOTED):
         return None
     shown = [mfu for _step, mfu in thinned(facts.log.steps, "mfu") if mfu > 0]
     if shown:
