@@ -33,7 +33,9 @@ class Place:
     """Where a loss stands among published ones."""
 
     text: str
-    rows: tuple[tuple[str, float, float | None, float, str], ...] = ()  # model, millions, tokens (1e9), loss, source
+    rows: tuple[
+        tuple[str, float, float | None, float, str], ...
+    ] = ()  # model, millions, tokens (1e9), loss, source
     expected: float | None = None  # the loss of a usual run of this size and horizon
     low: float | None = None
     high: float | None = None
@@ -50,7 +52,9 @@ class ForecastPoint:
     loss: float
     low: float
     high: float
-    case: str = ""  # "" is the end of this schedule; else such as "decayed and restarted", "longer from the start"
+    case: str = (
+        ""  # "" is the end of this schedule; else such as "decayed and restarted", "longer from the start"
+    )
 
 
 @dataclass(frozen=True)

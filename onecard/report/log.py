@@ -127,7 +127,9 @@ class Log:
     format: str  # a name of formats.py
     steps: Steps
     evaluations: Evaluations
-    settings: Mapping[str, int | float | str] = field(default_factory=dict)  # knobs, as the trainer names them
+    settings: Mapping[str, int | float | str] = field(
+        default_factory=dict
+    )  # knobs, as the trainer names them
     facts: Mapping[str, Any] = field(default_factory=dict)
     starts: tuple[Start, ...] = ()  # in the order of the log; the last one is the newest
     planned: Planned = field(default_factory=Planned)

@@ -46,7 +46,9 @@ class RunFacts:
     gradient_accumulation_steps: int | None = None
     cards: int = 1
     vocab_size: int | None = None
-    tokenizer: str | None = None  # gpt2, char, byte, nanochat-32k, nanochat-65k, gpt-neox, llama2; None: not said
+    tokenizer: str | None = (
+        None  # gpt2, char, byte, nanochat-32k, nanochat-65k, gpt-neox, llama2; None: not said
+    )
     data: str | None = None  # as references.toml names it: FineWeb, FineWeb-Edu, OpenWebText, C4, ...
     train_tokens: int | None = None  # of the data there is: tokens / train_tokens are the passes
     eval_tokens: int | None = None  # of one evaluation of one split
