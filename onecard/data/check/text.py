@@ -160,7 +160,8 @@ def _validation(report: Part) -> list[str]:
     text = _("±{n:.3f} nats a token ({blocks:,} blocks of {size:,})").format(
         n=found["standard_error"], blocks=found["blocks"], size=found["block_size"]
     )
-    return [f"{_('error of a validation loss'):<{_LABEL}}  {text}"]
+    label = _("error of a validation loss")
+    return [f"{label:<{_LABEL}}  {text}"]
 
 
 def _number(value: float | None, form: str) -> str | None:
