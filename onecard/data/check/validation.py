@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from onecard.language import _
+from onecard.language import _, ngettext
 from onecard.plan.noise import CHARACTERS, USUAL_BLOCK, sequences_for, standard_error
 
 # Nats a token. With a larger standard error even runs whose models differ by a half in size look alike.
@@ -41,9 +41,12 @@ class Validation:
     def verdict(self, train_tokens: int, *, prepared: bool) -> tuple[str, bool]:
         """What is to be said of it where it is too small, and whether preparing it again mends that."""
         needed = sequences_for(self.most_error, self.block_size, self.vocabulary) * self.block_size
-        said = _(
+        said = ngettext(
+            "the validation set is too small: {blocks:,} block of {size:,} tokens gives a loss with a standard "
+            "error of {n:.2f} nats a token.",
             "the validation set is too small: {blocks:,} blocks of {size:,} tokens give a loss with a standard "
-            "error of {n:.2f} nats a token."
+            "error of {n:.2f} nats a token.",
+            self.blocks,
         ).format(blocks=self.blocks, size=self.block_size, n=self.standard_error)
         share = _MORE * needed / max(1, self.tokens + train_tokens)
         if share > _MOST_FRACTION:
