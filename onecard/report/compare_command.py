@@ -7,18 +7,16 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onecard.language import N_, _, joined, number
 from onecard.plan.amounts import count, duration
 from onecard.report.answer import Report
 from onecard.report.compare import AXES, Comparison, Side, comparisons_of, differences, sides_of, why_not
+from onecard.report.options import ReportOptions
 from onecard.report.plotting import Curves, Scale
 from onecard.report.programs import strictly
 from onecard.terminal import columns, say, show, show_json
-
-if TYPE_CHECKING:
-    from onecard.report.report_command import Form
 
 _NAMED = {"tokens": N_("tokens"), "hours": N_("hours"), "flops": N_("FLOPs"), "kwh": N_("kWh")}
 
@@ -58,18 +56,18 @@ def amount_text(found: Comparison) -> str:
     return _("{n:,.1f} kWh").format(n=found.amount)
 
 
-def compare_command(reports: Sequence[Report], form: Form) -> int:
+def compare_command(reports: Sequence[Report], options: ReportOptions) -> int:
     """0, whoever is ahead: more than one run is no question that no answers."""
     sides = sides_of(reports)
     found = [] if why_not(sides) else comparisons_of(sides)
-    if form.html is not None:
+    if options.html is not None:
         from onecard.report.html import write_page
 
-        write_page(Path(form.html), _page(sides, found, form.log_x))
-        say(_("written: {path}").format(path=form.html))
-    if form.json:
+        write_page(Path(options.html), _page(sides, found, options.log_x))
+        say(_("written: {path}").format(path=options.html))
+    if options.json:
         show_json(json.dumps(strictly(_to_json(sides, found)), indent=1, allow_nan=False))
-    elif form.markdown:
+    elif options.markdown:
         show("\n".join(_markdown(sides, found)))
     else:
         from onecard.report.report_command import PIPE, print_lines

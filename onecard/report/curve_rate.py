@@ -65,7 +65,7 @@ def _phase_text(now: str, falls: bool) -> tuple[str, bool | None, float]:
         return (
             _(
                 "The learning rate has come down to {rate:.2g} ({share:.0%} of its peak): what the decay "
-                "brings is in."
+                "brings is in the loss already."
             ),
             True, 28.0,
         )  # fmt: skip

@@ -11,6 +11,8 @@ from onecard.report.curve_noise import CHARACTERS
 from onecard.report.findings import Finding
 from onecard.report.run_facts import RunFacts
 
+CHARACTERS_A_TOKEN = 4.5  # of GPT-2's, on web text (plan/scaling.py)
+
 
 # What a model's own text reads like at a loss: our judgement, with GPT-2's losses on FineWeb as posts (3.42
 # for its 124M, 2.83 for its 1558M: llm.c).
@@ -56,7 +58,13 @@ def unit(facts: RunFacts) -> Iterator[Finding]:
         return
     text = _(
         "These losses are per character (a vocabulary of {vocabulary}): they compare with no loss per "
-        "token, of which GPT-2's hold some 4.5 characters."
+        "token, of which GPT-2's hold some {size:.1f} characters."
     )
     if facts.vocab_size:
-        yield Finding("per-character", text.format(vocabulary=facts.vocab_size), None, None, 12.0)
+        yield Finding(
+            "per-character",
+            text.format(vocabulary=facts.vocab_size, size=CHARACTERS_A_TOKEN),
+            None,
+            None,
+            12.0,
+        )

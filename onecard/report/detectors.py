@@ -26,18 +26,20 @@ SIGMA_PER_MAD = 1.4826
 RISE, RISE_SHARE, RISE_SIGMAS = 0.3, 0.12, 8.0
 CONFIRMED, PATIENT = 3, 15  # levels in a row; so many where the loss is on its way down again
 RECOVERING = 0.7  # of the highest rise
+CALM = 0.05  # nats above the best that are nothing
 
 # Stuck: while the steps grew by this factor, the loss fell by less than a tenth of what it fell while they
 # grew by it before (at least so many nats). Healthy logs fall by 0.17 of it at least (factor, least fall
 # before).
 GROWTHS = ((1.5, 0.15), (2.0, 0.2), (3.0, 0.25))
-FLAT_SHARE, MISSED_SHARE, MISSED_SIGMAS = 0.1, 0.3, 5.0
+FLAT_SHARE, MISSED_SHARE, MISSED_SIGMAS = 0.1, 0.3, 6.0
 FIRST_FLAT = 500  # steps; the first ones fall in steps of their own
 # A model that knows how often each token occurs and nothing else pays 0.7 of ln(vocabulary) for GPT-2's
 # tokens, 0.58 for bytes; pairs of tokens are learned within some hundred steps.
 UNTAUGHT, UNTAUGHT_FALL, FIRST_UNTAUGHT = 0.56, 0.05, 600
 STILL = 4.0  # no healthy loss, however low, is that flat while its steps grow fourfold
 NOTHING, FIRST_NOTHING = 0.95, 400
+LEAST_INITIAL = 5.0  # where the vocabulary is not known, a first loss below is of a model that has learned
 # Vocabularies that an initial loss shows where nothing says it: bytes, 1,024, Llama's, GPT-2's, nanochat's.
 COMMON_VOCABULARIES = (256, 1024, 4096, 8192, 32_000, 32_768, 50_257, 65_536, 128_256)
 
@@ -73,6 +75,7 @@ class Levels:
         self._sums = [0.0]
         self._waiting: list[float] = []
         self._bends: deque[float] = deque(maxlen=48)
+        self._clean: deque[float] = deque(maxlen=8)
 
     def add(self, step: int, loss: float) -> bool:
         """Is there a new level?"""
@@ -99,9 +102,12 @@ class Levels:
         if len(self.values) >= 2:
             # Second differences: a steep or rising curve is no noise.
             self._bends.append(abs(level - 2 * self.values[-1] + self.values[-2]))
+        # Means over many levels are asked where a curve is: a spike is no part of it.
+        clean = min(level, min(self._clean) + max(CALM, 3 * self.sigma)) if self._clean else level
+        self._clean.append(clean)
         self.steps.append(step)
         self.values.append(level)
-        self._sums.append(self._sums[-1] + level)
+        self._sums.append(self._sums[-1] + clean)
 
     @property
     def sigma(self) -> float:
@@ -140,15 +146,15 @@ class Diverging:
 
     def __init__(self) -> None:
         self.best = math.inf
-        self._calm = 0  # the last step that was near the best
+        self._calm_step = 0  # the last one that was near the best
         self._count = 0
         self._highest = 0.0
 
     def add(self, levels: Levels) -> Alarm | None:
         step, level, sigma = levels.steps[-1], levels.values[-1], levels.sigma
         rise = level - self.best
-        if rise <= max(0.05, 3 * sigma) or not math.isfinite(sigma):
-            self._calm = step
+        if rise <= max(CALM, 3 * sigma) or not math.isfinite(sigma):
+            self._calm_step = step
         if rise <= self.limit(sigma):
             self.best = min(self.best, level)
             self._count, self._highest = 0, 0.0
@@ -158,7 +164,7 @@ class Diverging:
         wanted = PATIENT if rise < RECOVERING * self._highest else CONFIRMED
         if self._count < wanted:
             return None
-        return Alarm(DIVERGING, self._calm, step, self.best, level)
+        return Alarm(DIVERGING, self._calm_step, step, self.best, level)
 
     @property
     def rising(self) -> bool:
@@ -186,7 +192,7 @@ class Stuck:
         if ceiling is None or step < FIRST_NOTHING or levels.first[0] > 2 * BLOCK:
             return None
         now = levels.around(step)
-        if now is None or levels.first[1] < UNTAUGHT * ceiling:  # it began with what another run had learned
+        if now is None or self._learned_before(levels):
             return None
         if now > NOTHING * ceiling:
             return Alarm(UNLEARNED, 0, step, ceiling, now)
@@ -200,9 +206,15 @@ class Stuck:
         kind = STUCK if low else UNLEARNED
         return Alarm(kind, levels.since(before + UNTAUGHT_FALL), step, before if low else ceiling, now)
 
+    def _learned_before(self, levels: Levels) -> bool:
+        """Is another run's model trained further? Such a loss falls at first and is flat then, rightly."""
+        step, loss = levels.first
+        least = UNTAUGHT * self.nothing_learned if self.nothing_learned is not None else LEAST_INITIAL
+        return step <= 2 * BLOCK and loss < least
+
     def _flat(self, levels: Levels) -> Alarm | None:
         step = levels.steps[-1]
-        if step < FIRST_FLAT:
+        if step < FIRST_FLAT or self._learned_before(levels):
             return None
         for growth, least in GROWTHS:
             if step / growth**2 < levels.steps[0]:

@@ -111,7 +111,8 @@ def _tiles(report: Report) -> list[Tile]:
         found.append(Tile(loss.name, loss.text, more))
     if end is not None:
         at = _("at step {n:,}").format(n=end.step)
-        found.append(Tile(_("expected end"), "–".join(range_texts(end.low, end.high)), at))
+        name = _("expected end") if loss is None or loss.unit == "nats" else _("expected training loss")
+        found.append(Tile(name, "–".join(range_texts(end.low, end.high)), at))
     pace = course.pace
     if pace.tokens_per_s is not None:
         more = _("true MFU {share:.0%}").format(share=pace.mfu) if pace.mfu is not None else ""

@@ -185,7 +185,7 @@ def _better_data(run: Run, place: Place) -> NextStep:
     if "climbmix" in known:
         text = _("ClimbMix is the best text of nanochat's leaderboard: nothing to change there")
         return NextStep(text, "", "onecard", source=_("nanochat's leaderboard"))
-    tokens = count(run.tokens) if run.tokens >= 1e8 else "1B"
+    tokens = f"{max(run.tokens / 1e9, 1):.3g}B"  # a flag: the same in every language
     command = (
         f"onecard prepare fineweb --edu --tokens {tokens}"
         if "edu" not in known

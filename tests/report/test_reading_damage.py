@@ -173,7 +173,8 @@ JUNK = (
     "{'loss': 3.21, 'grad_norm': 0.9}", "max_iters = 7", "{", "}", '  "step": 7,', '  "loss": 3.1',
     "ITER 4: LOSS 3.0, TIME 5.0MS", "the step | after", "step,loss,val_loss", "| Step | Loss |", "|---|---|",
     "| 3 | 4.1 |", "0/500/1000: 10.9/5.9/5.0", "python train.py config/a.py \\", "  --batch_size=12",
-    "x 3,072,000 training tokens in data; cuda:0, float16", "p\u221a\u00a9rdida", "0 | loss 3.1", "val loss 3.2",
+    "x 3,072,000 training tokens in data; cuda:0, float16", "p\u221a\u00a9rdida", "0 | loss 3.1",
+    "val loss 3.2",
 )  # fmt: skip
 
 
@@ -285,3 +286,24 @@ def test_what_is_written_is_read_back(rows: list[tuple[float, float, float]], fi
         zip(log.steps.ms, log.steps.loss, log.steps.mfu, strict=True), rows, strict=True
     ):
         assert found == (pytest.approx(ms), loss, pytest.approx(mfu, abs=1e-4))
+
+
+def test_of_two_tables_the_first_one_is_read() -> None:
+    table = "| step | val loss |\n|---|---|\n| 0 | {} |\n| 500 | {} |\n\n"
+    log = log_of("Run A:\n" + table.format(10.9, 5.1) + "Run B:\n" + table.format(10.8, 4.1))
+    assert log.evaluations.pairs("val") == [(0, 10.9), (500, 5.1)]
+    assert log.remarks
+    # Of one run, where each has what the other lacks.
+    other = "| step | train loss |\n|---|---|\n| 0 | 10.7 |\n| 500 | 5.0 |\n"
+    log = log_of(table.format(10.9, 5.1) + other)
+    assert (log.evaluations.pairs("val"), log.steps.pairs("loss")) == (
+        [(0, 10.9), (500, 5.1)], [(0, 10.7), (500, 5.0)]
+    )  # fmt: skip
+    assert not log.remarks
+
+
+def test_of_an_export_with_several_runs_the_first_one_is_read() -> None:
+    text = '"Step","a - val/loss","a - val/loss__MIN","b - val/loss","b - val/loss__MIN"\n'
+    log = log_of(text + '"0","10.9","10.9","10.8","10.8"\n"100","7.1","7.1","6.1","6.1"\n')
+    assert log.evaluations.pairs("val") == [(0, 10.9), (100, 7.1)]
+    assert log.remarks

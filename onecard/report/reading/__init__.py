@@ -13,7 +13,7 @@ from onecard.report.reading.text import BLOCK, blocks
 __all__ = ["Seen", "read", "seen"]
 
 # A file in whose first characters there is no row of a log is none.
-MOST_WITHOUT_ROWS = 30_000_000
+MOST_WITHOUT_ROWS = 16_000_000
 
 
 def read(content: bytes | BinaryIO, block: int = BLOCK) -> Log | None:

@@ -31,7 +31,7 @@ _SAME = (
 
 
 def blocks(source: bytes | BinaryIO, size: int = BLOCK) -> Iterator[str]:
-    """Cleaned text in pieces that end where a line ends; only the last one may have no line feed behind it."""
+    """Cleaned text in pieces that end where a line ends; only the last may have no line feed behind it."""
     stream = BytesIO(source) if isinstance(source, bytes) else source
     first = stream.read(max(size, 4000))
     if is_binary(first):

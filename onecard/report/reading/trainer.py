@@ -79,14 +79,14 @@ class Trainer:
             for step, ms in zip(*self._bars[total], strict=True):
                 merged.setdefault(step, {"step": step})["ms"] = ms
         evaluations: list[Row] = []
-        for step, (_step, _total, row) in zip(steps, self._rows, strict=True):
-            if step is None:
+        for at, (_step, _total, row) in zip(steps, self._rows, strict=True):
+            if at is None:
                 continue
-            named = {name: value for name, value in row.items() if name != "epoch"} | {"step": float(step)}
+            named = {name: value for name, value in row.items() if name != "epoch"} | {"step": float(at)}
             if "val" in row:
                 evaluations.append(named)
             elif "loss" in row:
-                merged[step] = {**named, **merged.get(step, {})}
+                merged[at] = {**named, **merged.get(at, {})}
         if total:
             facts.setdefault("last_step", total)
         for row in sorted([*merged.values(), *evaluations], key=lambda row: row["step"]):
@@ -130,7 +130,8 @@ class Trainer:
 
 
 _ENDS = re.compile(
-    r"'train_runtime': '?([\d.]+)'?.{0,120}?'train_steps_per_second': '?([\d.]+)'?.{0,120}?'epoch': '?([\d.]+)"
+    r"'train_runtime': '?([\d.]+)'?.{0,120}?'train_steps_per_second': '?([\d.]+)'?"
+    r".{0,120}?'epoch': '?([\d.]+)"
 )
 
 
