@@ -15,16 +15,8 @@ from onecard.plan.lines import GIB, Line
 from onecard.plan.machine import Target
 from onecard.plan.scaling import BITS
 from onecard.plan.search import Choice, kind
-from onecard.plan.show import (
-    NOTABLE,
-    amount,
-    assumed_ram,
-    little_to_spare,
-    plain,
-    shortage,
-    speed_unknown,
-    text_note,
-)
+from onecard.plan.show import NOTABLE, amount, speed_unknown, text_note
+from onecard.plan.verdict import assumed_ram, little_to_spare, plain, shortage
 from onecard.terminal import Row, print_rows, terms_together
 
 if TYPE_CHECKING:
