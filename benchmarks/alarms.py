@@ -37,7 +37,15 @@ from typing import Any
 from command_line import command_line
 
 from onecard.report import reading
-from onecard.report.detectors import DIVERGING, MEMORISING, STUCK, UNLEARNED, Alarm, Memorising, watch_losses
+from onecard.report.curve.detectors import (
+    DIVERGING,
+    MEMORISING,
+    STUCK,
+    UNLEARNED,
+    Alarm,
+    Memorising,
+    watch_losses,
+)
 
 SEEDS = 5
 WINDOW = 101  # of the running mean that separates a log's level from its noise

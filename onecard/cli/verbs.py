@@ -199,8 +199,8 @@ def export(options: ExportOptions, words: list[str]) -> int:
 
 def eta(options: EtaOptions, words: list[str]) -> int:
     from onecard.cli.remembered import remembered_card
-    from onecard.report.eta_command import eta_command
-    from onecard.report.known import Known
+    from onecard.report.eta.eta_command import eta_command
+    from onecard.report.gathering.known import Known
 
     known = Known(
         max_iters=options.max_iters,

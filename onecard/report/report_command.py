@@ -14,13 +14,13 @@ from onecard.hardware.machine import local_gpus
 from onecard.language import _, english
 from onecard.plan.options import price_range
 from onecard.report.answer import LEAST_LOSSES, Report, Sample, losses_seen, report_of
-from onecard.report.config_file import config_from
 from onecard.report.course import Money
-from onecard.report.drawing import Segments, signs_for
-from onecard.report.inputs import read_input
-from onecard.report.known import Known
+from onecard.report.gathering.config_file import config_from
+from onecard.report.gathering.inputs import read_input
+from onecard.report.gathering.known import Known
+from onecard.report.gathering.source import named
 from onecard.report.options import ReportOptions
-from onecard.report.source import named
+from onecard.report.pages.drawing import Segments, signs_for
 from onecard.terminal import columns, console, say, show, show_json
 
 PIPE = 80  # columns
@@ -35,7 +35,7 @@ def report_command(sources: list[str], options: ReportOptions, usual_gpu: str | 
         money = Money(*price_range(options.price), options.currency, options.idle_watts)
         found = [_report(source, known, money) for source in sources]
         if len(found) > 1:
-            from onecard.report.compare_command import compare_command
+            from onecard.report.pages.compare_command import compare_command
 
             return compare_command(found, options)
         return _one(found[0], options)
@@ -91,20 +91,20 @@ def _report(source: str, known: Known, money: Money) -> Report:
 
 def _one(report: Report, options: ReportOptions) -> int:
     if options.html is not None:
-        from onecard.report.html import page, write_page
+        from onecard.report.pages.html import page, write_page
 
         write_page(Path(options.html), page(report, log_x=options.log_x))
         say(_("written: {path}").format(path=options.html))
     if options.json:
-        from onecard.report.programs import to_json
+        from onecard.report.pages.programs import to_json
 
         show_json(json.dumps(to_json(report), indent=1, allow_nan=False))
     elif options.markdown:
-        from onecard.report.markdown import markdown
+        from onecard.report.pages.markdown import markdown
 
         show(markdown(report))
     else:
-        from onecard.report.show import first_screen, whole
+        from onecard.report.pages.show import first_screen, whole
 
         signs = signs_for(getattr(sys.stdout, "encoding", None))
         shown_by = whole if options.full else first_screen

@@ -10,10 +10,10 @@ import pytest
 
 from onecard.report.answer import Report
 from onecard.report.compare import Side, comparisons_of, differences, sides_of, why_not
-from onecard.report.compare_command import compare_command, verdict
 from onecard.report.course import Amount
 from onecard.report.log import Evaluations, Log, Steps
 from onecard.report.options import ReportOptions
+from onecard.report.pages.compare_command import compare_command, verdict
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from onecard.hardware.cards import all_cards
-from onecard.report.curve import findings_of
-from onecard.report.curve_losses import slope_of
-from onecard.report.curve_noise import evaluation_error
+from onecard.report.curve.findings import findings_of
+from onecard.report.curve.losses import slope_of
+from onecard.report.curve.noise import evaluation_error
 from onecard.report.findings import Finding
 from onecard.report.log import Evaluations, Start, Steps
 from onecard.report.run_facts import RunFacts, Schedule

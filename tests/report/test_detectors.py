@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from onecard.report.detectors import (
+from onecard.report.curve.detectors import (
     DIVERGING,
     MEMORISING,
     NOT_A_NUMBER,

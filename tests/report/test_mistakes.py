@@ -11,7 +11,7 @@ from onecard.config.run import RunConfig
 from onecard.hardware.cards import all_cards
 from onecard.report.findings import Mistake
 from onecard.report.log import Evaluations, Start, Steps
-from onecard.report.mistakes import mistakes_of
+from onecard.report.mistakes.all import mistakes_of
 from onecard.report.run_facts import RunFacts, Schedule
 from tests.report.made_runs import VOCABULARY, run, small_gpt, table
 

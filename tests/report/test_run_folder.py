@@ -18,12 +18,12 @@ from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.data.tokenizer import make_tokenizer
 from onecard.files import write_json
-from onecard.report import eta_command
-from onecard.report.curve import findings_of
-from onecard.report.gather import facts_of
-from onecard.report.inputs import read_input
-from onecard.report.known import Known
-from onecard.report.run_folder import run_folder
+from onecard.report.curve.findings import findings_of
+from onecard.report.eta import eta_command
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.inputs import read_input
+from onecard.report.gathering.known import Known
+from onecard.report.gathering.run_folder import run_folder
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import iteration_line
 

@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from onecard.report import reading, source
+from onecard.report import reading
+from onecard.report.gathering import source
 
 
 def test_of_a_long_log_the_beginning_and_the_end_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,10 @@ from onecard.report.answer import Report, last_loss, sample_of
 from onecard.report.course import Amount, Money, Pace, course_of, pace_by_lines
 from onecard.report.findings import Finding
 from onecard.report.log import Evaluations, Log, Steps
-from onecard.report.plotting import rates_of
-from onecard.report.programs import to_json
+from onecard.report.pages.plotting import rates_of
+from onecard.report.pages.programs import to_json
+from onecard.report.pages.tables import losses
 from onecard.report.run_facts import RunFacts, Schedule
-from onecard.report.tables import losses
 from onecard.report.verdict import verdict_of
 
 
