@@ -42,10 +42,10 @@ class Validation:
         """What is to be said of it where it is too small, and whether preparing it again mends that."""
         needed = sequences_for(self.most_error, self.block_size, self.vocabulary) * self.block_size
         said = ngettext(
-            "the validation set is too small: {blocks:,} block of {size:,} tokens gives a loss with a standard "
-            "error of {n:.2f} nats a token.",
-            "the validation set is too small: {blocks:,} blocks of {size:,} tokens give a loss with a standard "
-            "error of {n:.2f} nats a token.",
+            "the validation set is too small: {blocks:,} block of {size:,} tokens gives a loss with a "
+            "standard error of {n:.2f} nats a token.",
+            "the validation set is too small: {blocks:,} blocks of {size:,} tokens give a loss with a "
+            "standard error of {n:.2f} nats a token.",
             self.blocks,
         ).format(blocks=self.blocks, size=self.block_size, n=self.standard_error)
         share = _MORE * needed / max(1, self.tokens + train_tokens)
