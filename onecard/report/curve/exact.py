@@ -8,17 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from onecard.language import _, ngettext, number
 from onecard.plan.amounts import count
+from onecard.plan.noise import CHARACTERS, PER_SEQUENCE, PER_TOKEN, USUAL_BLOCK
 from onecard.report.curve import columns
 from onecard.report.curve.detectors import FEWEST_FOR_NOISE, noise_of
 from onecard.report.curve.losses import SIGMAS, Points, finite, printed
-from onecard.report.curve.noise import (
-    CHARACTERS,
-    PER_SEQUENCE,
-    PER_TOKEN,
-    USUAL_BLOCK,
-    evaluation_error,
-    scatter,
-)
+from onecard.report.curve.noise import evaluation_error, scatter
 from onecard.report.findings import Finding
 from onecard.report.run_facts import RunFacts
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from onecard.language import _
+from onecard.plan.noise import CHARACTERS
 from onecard.report.curve.losses import series_of
-from onecard.report.curve.noise import CHARACTERS
 from onecard.report.findings import Finding
 from onecard.report.run_facts import RunFacts
 
