@@ -5,7 +5,6 @@ What takes more lines (plan/tables.py) comes after it, where it is asked for.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from onecard.arch.shapes import Shape
@@ -15,9 +14,8 @@ from onecard.plan.amounts import count, duration, energy, file_size, price_text,
 from onecard.plan.answer import Answer, comparable
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE
 from onecard.plan.cost import Cost
+from onecard.plan.expected import expected
 from onecard.plan.lines import GIB
-from onecard.plan.machine import Target
-from onecard.plan.ranges import Spread, is_launch_bound
 from onecard.plan.references import all_references
 from onecard.plan.scaling import NATS, LossRange, in_bits_per_byte, repetition_note
 from onecard.plan.search import Choice
@@ -84,29 +82,6 @@ def predicted(answer: Answer, choice: Choice) -> str:
     return text.format(source=source, expected=expected(spread, answer.target, calibrated=calibrated))
 
 
-def expected(spread: Spread, target: Target, *, calibrated: bool) -> str:
-    """How far off a speed may be. A laptop's card is as slow as its power limit makes it, at worst."""
-    whole = within_power(spread, target)
-    values = {"low": whole.slower, "high": whole.faster}
-    if whole != spread:
-        text = _("expect -{low:.0%} to +{high:.0%}, held to {watts:.0f} of {rated:.0f} W")
-        return text.format(**values, watts=target.card.tdp_w, rated=target.rated_w)
-    text = _("expect ±{n:.0%}").format(n=spread.faster)
-    if is_launch_bound(spread):
-        text = _("expect -{low:.0%} to +{high:.0%}: the CPU's launches decide").format(**values)
-    if target.is_laptop and target.measured is None:
-        text += ", " + _("less at a lower power limit (--watts)")
-    return text if calibrated else text + "; " + _("`onecard bench` measures your card")
-
-
-def within_power(spread: Spread, target: Target) -> Spread:
-    """With what a laptop's lower power limit may take besides."""
-    watts, rated = target.card.tdp_w, target.rated_w
-    if target.is_laptop and target.measured is None and watts and rated and watts < rated:
-        return dataclasses.replace(spread, slower=1 - (1 - spread.slower) * watts / rated)
-    return spread
-
-
 def speed_unknown(answer: Answer) -> str:
     text = _("How fast it would be is not known: there are no figures of {card} in {dtype}.")
     return text.format(card=plain(answer.target.card.name), dtype=answer.question.dtype)
@@ -166,35 +141,40 @@ def _time_rows(answer: Answer, choice: Choice, cost: Cost) -> list[tuple[str, st
 def _loss_rows(answer: Answer) -> list[tuple[str, str]]:
     """The expected loss; in bits per byte also GPT-2's of the same text: nanochat's published ones are of
     easier text."""
-    loss = answer.loss
+    loss, text = answer.loss, answer.text
     if loss is None:
-        if (note := text_note(answer)) and comparable(answer.question.shape.vocab_size):
-            return [(_("loss"), note)]
-        return []
-    text = _("{low:.2f} to {high:.2f} nats a token on FineWeb, at the end of the run")
-    remarks = []
-    if loss.unit != NATS:
-        text = _("{low:.2f} to {high:.2f} bits per byte on FineWeb, at the end of the run")
-        remarks.append(_("GPT-2's there: {values}").format(values=gpt2_bits()))
-    if answer.config.is_set("dataset"):  # else nobody has said which text it is
-        remarks += filter(None, [text_note(answer)])
-    return [
-        (_("loss"), text.format(low=loss.low, high=loss.high)),
-        *(("", f"[dim]{remark}[/dim]") for remark in remarks),
-    ]
+        if text is None or text.is_web or not comparable(answer.question.shape.vocab_size):
+            return []
+        return [(_("loss"), _("not known for {text}, which is no web text").format(text=text.name))]
+    values = {"low": loss.low, "high": loss.high, "text": _other_text(answer)}
+    in_nats = loss.unit == NATS
+    if values["text"]:
+        said = _("{low:.2f} to {high:.2f} nats a token on FineWeb; {text} has losses of its own")
+        if not in_nats:
+            said = _("{low:.2f} to {high:.2f} bits per byte on FineWeb; {text} has losses of its own")
+    else:
+        said = _("{low:.2f} to {high:.2f} nats a token on FineWeb, at the end of the run")
+        if not in_nats:
+            said = _("{low:.2f} to {high:.2f} bits per byte on FineWeb, at the end of the run")
+    rows = [(_("loss"), said.format(**values))]
+    if in_nats:
+        return rows
+    others = _("GPT-2's there: {values}").format(values=gpt2_bits())
+    return [*rows, ("", f"[dim]{others}[/dim]")]
+
+
+def _other_text(answer: Answer) -> str:
+    """What the run reads, where that is said and is not what losses are predicted for."""
+    if not answer.config.is_set("dataset"):
+        return ""
+    name = answer.text.name if answer.text else answer.config.dataset
+    return "" if name == FITTED else plain(name)
 
 
 def text_note(answer: Answer) -> str:
-    """What a loss on FineWeb says of the run's own text; empty where that is FineWeb."""
-    text = answer.text
-    if text is None:
-        dataset = plain(answer.config.dataset)
-        return _("what text {dataset} is, is not known: its losses may be others").format(dataset=dataset)
-    if not text.is_web:
-        return _("not known for {text}, which is no web text").format(text=text.name)
-    if text.name == FITTED:
-        return ""
-    return _("{text} is web text too, with losses of its own: do not compare them").format(text=text.name)
+    """Below a table of losses, where the run reads another text than they are of."""
+    name = _other_text(answer)
+    return _("These losses are of FineWeb; {text} has losses of its own.").format(text=name) if name else ""
 
 
 def gpt2_bits() -> str:

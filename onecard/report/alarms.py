@@ -52,7 +52,11 @@ def alarms_of(facts: RunFacts) -> list[Finding]:
         found, last = _few(facts)
         levels = Levels(1)
     found = [alarm for alarm in found if alarm.kind != STUCK or not _evaluations_fall(facts, alarm)]
-    found += _memorising(facts, levels)
+    kinds = {alarm.kind for alarm in found}
+    if not kinds & {DIVERGING, UNLEARNED, NOT_A_NUMBER}:
+        found += _memorising(facts, levels)
+    if UNLEARNED in kinds:
+        found = [alarm for alarm in found if alarm.kind != STUCK]
     sentences = [_finding(alarm, facts, last, levels) for alarm in found]
     return sorted(sentences, key=lambda finding: -finding.weight)
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from onecard.language import _, ngettext, number
+from onecard.plan.amounts import count
 from onecard.report import columns
 from onecard.report.curve_losses import SIGMAS, Points, finite, printed
 from onecard.report.curve_noise import (
@@ -67,10 +68,10 @@ def _change_by_scatter(facts: RunFacts, vals: Points, values: dict[str, object])
         level = change / (SIGMAS * math.sqrt(2))
         tokens = (PER_TOKEN**2 / block + PER_SEQUENCE**2) / level**2 * block
         text = _(
-            "Is {before} → {now} anything? If each evaluation draws other text, only from {tokens:,.1f}M "
+            "Is {before} → {now} anything? If each evaluation draws other text, only from {tokens} "
             "tokens each on; if all read the same text, yes. The slope over several says more."
         )
-        yield Finding("last-change", text.format(tokens=tokens / 1e6, **values), None, step, 30.0)
+        yield Finding("last-change", text.format(tokens=count(tokens), **values), None, step, 30.0)
         return
     seen = noise_of([loss for _step, loss in vals[-48:]])
     text = _(
@@ -115,7 +116,7 @@ def noise(facts: RunFacts) -> Iterator[Finding]:
     seen = scatter(losses)
     text = _(
         "Single steps scatter by ± {noise:.3f} nats about the curve: compare means of a hundred, which have "
-        "± {mean:.3f}."
+        "± {mean:.4f}."
     ).format(noise=seen, mean=seen / 10)
     yield Finding("noise", text, None, None, 8.0)
 

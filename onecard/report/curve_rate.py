@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
+from itertools import pairwise
 
 from onecard.language import _, joined, ngettext
+from onecard.plan.amounts import count as amount
 from onecard.plan.scaling import TOKENS_PER_PARAMETER
 from onecard.report.columns import finite, thinned
 from onecard.report.curve_noise import scatter
@@ -28,6 +30,8 @@ from onecard.report.run_facts import RunFacts
 # What the decay of the learning rate still brings, in published runs: most, and all (facts by family).
 DECAY_USUAL, DECAY_SEEN = (0.05, 0.2), (0.03, 0.4)
 AROUND_A_RESUME = 40  # logged losses on either side
+FIRST_COMPARED, FEWEST_COMPARED = 100, 8
+MOST_RESUMES = 3  # the newest
 JUMP, JUMP_SIGMAS = 0.03, 4.0
 GRAD_CLIP = 1.0
 CLIPPED_OFTEN, GROWN = 0.5, 2.0
@@ -39,6 +43,13 @@ def phase(facts: RunFacts) -> Iterator[Finding]:
     step = facts.step
     rate, peak, now = rates_of(facts)(step), peak_of(facts), phase_at(facts, step)
     if rate is None or not peak or now is None:
+        if len(facts.log.steps) + len(facts.log.evaluations) >= 3:
+            text = _(
+                "Nothing says where the learning rate is in its schedule: if it is still high, its decay "
+                "usually brings {low} to {high} nats; if it is down, that is in the loss already."
+            )
+            said = text.format(low=DECAY_USUAL[0], high=DECAY_USUAL[1])
+            yield Finding("rate-unknown", said, None, None, 16.0)
         return
     end = last_planned(facts)
     falls = end is not None and end[1] < 0.5 * rate
@@ -99,7 +110,7 @@ def resumes(facts: RunFacts) -> Iterator[Finding]:
     if len(facts.log.starts) < 2:
         return
     noise = scatter(finite(facts.log.steps, "loss")[1])
-    for old, new in zip(facts.log.starts, facts.log.starts[1:], strict=False):
+    for old, new in list(pairwise(facts.log.starts))[-MOST_RESUMES:]:
         found = _resume(facts, old, new, noise)
         if found is not None:
             yield found
@@ -111,7 +122,8 @@ def _resume(facts: RunFacts, old: Start, new: Start, noise: float) -> Finding | 
         return None
     at = after[0][0]
     before = [(int(s), loss) for s, loss in old.steps.pairs("loss") if s <= at and math.isfinite(loss)]
-    if at <= 1 or len(before) < 3 or len(after) < 3:
+    # Before a hundred steps the loss falls too fast to compare two means.
+    if at < FIRST_COMPARED or len(before) < FEWEST_COMPARED or len(after) < 3:
         return None
     trend = _trend(before[-4 * AROUND_A_RESUME :])
     before, later = before[-AROUND_A_RESUME:], after[:AROUND_A_RESUME]
@@ -163,18 +175,18 @@ def passes(facts: RunFacts) -> Iterator[Finding]:
     if not facts.train_tokens or not facts.tokens:
         return
     count = facts.tokens / facts.train_tokens
-    values = {"passes": count, "tokens": facts.tokens / 1e6, "data": facts.train_tokens / 1e6}
+    values = {"passes": count, "tokens": amount(facts.tokens), "data": amount(facts.train_tokens)}
     if count <= FEW_PASSES:
-        text = _("Every token was new: {tokens:,.0f}M of {data:,.0f}M tokens of data.")
+        text = _("Every token was new: {tokens} of {data} tokens of data.")
         yield Finding("passes", text.format(**values), True, None, 18.0)
     elif count <= MANY_PASSES:
         text = _(
-            "The data was read {passes:.1f} times ({data:,.0f}M tokens): up to four times is nearly as "
+            "The data was read {passes:.1f} times ({data} tokens): up to four times is nearly as "
             "good as new text (arXiv 2305.16264)."
         )
         yield Finding("passes", text.format(**values), None, None, 15.0)
     else:
-        text = _("The data was read {passes:.1f} times ({data:,.0f}M tokens): more new text would do more.")
+        text = _("The data was read {passes:.1f} times ({data} tokens): more new text would do more.")
         yield Finding("passes", text.format(**values), False, None, 35.0)
 
 

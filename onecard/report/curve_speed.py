@@ -16,12 +16,13 @@ FIRST = 5  # steps that compile and warm up
 FEWEST = 40
 SLOWER, FASTER = 0.06, 0.06
 GOOD_USE, LOW_USE = 0.45, 0.25
+QUOTED = ("table", "key-value", "csv")  # in which people show what nanoGPT printed
+AGREES = 0.03  # of the predicted memory
 A100_FLOPS = 312e12  # what nanoGPT divides by, on any card
 
 
 def step_times(steps: Steps) -> list[tuple[int, float]]:
-    """(step, milliseconds) of steady steps: a step with an evaluation in its time is left out by its length.
-    (step, milliseconds) of steady steps: a step with an evaluation in its time is left out by its length."""
+    """(step, milliseconds) of steady steps: a step with an evaluation in its time is left out by its length."""
     times = [(step, ms) for step, ms in thinned(steps, "ms") if ms > 0]
     times = times[FIRST:]
     if not times:
@@ -88,8 +89,8 @@ def true_mfu(facts: RunFacts) -> float | None:
 
 def nanogpts_mfu(facts: RunFacts) -> float | None:
     """nanoGPT's, by the log's format, or by its knobs where people quote them."""
-    theirs = facts.log.format.startswith("nanogpt") or {"n_embd", "lr_decay_iters"} & set(facts.log.settings)
-    if not theirs:
+    knobs = {"n_embd", "lr_decay_iters"} & set(facts.log.settings)
+    if not facts.log.format.startswith("nanogpt") and not (knobs and facts.log.format in QUOTED):
         return None
     shown = [mfu for _step, mfu in thinned(facts.log.steps, "mfu") if mfu > 0]
     if shown:
@@ -124,6 +125,15 @@ def memory(facts: RunFacts) -> Iterator[Finding]:
     """Peak memory, where the log has it, against the card's."""
     peak = facts.log.facts.get("peak_memory_gib")
     if not isinstance(peak, int | float) or not 0 < peak < math.inf:
+        return
+    predicted = facts.log.facts.get("predicted_memory_gib")
+    if isinstance(predicted, int | float) and 0 < predicted < math.inf:
+        off = peak / predicted - 1
+        text = _(
+            "Memory of tensors at the peak: {peak:.2f} GiB measured, {predicted:.2f} predicted ({off:+.1%})."
+        )
+        said = text.format(peak=peak, predicted=predicted, off=off)
+        yield Finding("memory", said, True if abs(off) < AGREES else None, None, 9.0)
         return
     if facts.card is None:
         yield Finding("memory", _("Peak memory: {peak:.1f} GiB.").format(peak=peak), None, None, 6.0)

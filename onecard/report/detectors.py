@@ -37,7 +37,9 @@ FIRST_FLAT = 500  # steps; the first ones fall in steps of their own
 # A model that knows how often each token occurs and nothing else pays 0.7 of ln(vocabulary) for GPT-2's
 # tokens, 0.58 for bytes; pairs of tokens are learned within some hundred steps.
 UNTAUGHT, UNTAUGHT_FALL, FIRST_UNTAUGHT = 0.56, 0.05, 600
-STILL = 4.0  # no healthy loss, however low, is that flat while its steps grow fourfold
+# Still that high, a loss falls by more than this share of it while its steps grow fourfold. Further down,
+# small models may have learned all they can.
+STILL_HIGH, STILL, STILL_SHARE = 0.37, 4.0, 0.012
 NOTHING, FIRST_NOTHING = 0.95, 400
 LEAST_INITIAL = 5.0  # where the vocabulary is not known, a first loss below is of a model that has learned
 # Vocabularies that an initial loss shows where nothing says it: bytes, 1,024, Llama's, GPT-2's, nanochat's.
@@ -197,14 +199,14 @@ class Stuck:
         if now > NOTHING * ceiling:
             return Alarm(UNLEARNED, 0, step, ceiling, now)
         low = now < UNTAUGHT * ceiling
-        earlier = step / (STILL if low else 2)
-        before = levels.around(earlier)
-        if step < FIRST_UNTAUGHT or before is None or levels.error(earlier) > UNTAUGHT_FALL:
+        if now < STILL_HIGH * ceiling:
             return None
-        if before - now > UNTAUGHT_FALL:
+        earlier = step / (STILL if low else 2)
+        before, least = levels.around(earlier), STILL_SHARE * now if low else UNTAUGHT_FALL
+        if step < FIRST_UNTAUGHT or before is None or levels.error(earlier) > least or before - now > least:
             return None
         kind = STUCK if low else UNLEARNED
-        return Alarm(kind, levels.since(before + UNTAUGHT_FALL), step, before if low else ceiling, now)
+        return Alarm(kind, levels.since(before + least), step, ceiling - before if low else ceiling, now)
 
     def _learned_before(self, levels: Levels) -> bool:
         """Is another run's model trained further? Such a loss falls at first and is flat then, rightly."""

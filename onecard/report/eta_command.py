@@ -34,7 +34,7 @@ from onecard.report.log import Log
 from onecard.report.mfu import minus_hundred, percent
 from onecard.report.pace import Range, timed
 from onecard.report.run_folder import run_folder
-from onecard.report.source import content_of, named
+from onecard.report.source import Source, named, opened
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import is_paused
 from onecard.terminal import columns, hanging, show, show_json
@@ -65,15 +65,15 @@ def eta_command(
 
 
 def _eta(source: str, known: Known, usual_gpu: str | None, as_json: bool) -> int:
-    content = content_of(source)
-    log = _log_of(source, content)
+    with opened(source) as stream:
+        log = _log_of(source, stream)
     if known.card is None:
         usual = match_rates(usual_gpu) if usual_gpu is not None else None
         if usual_gpu is None:
             usual = next((gpu.card for gpu in local_gpus()), None)
         known = replace(known, usual_card=usual)
     found = estimate(facts_of(log, known, run_folder(source)))
-    prose = _on_prose(found, content)
+    prose = _on_prose(found, stream.content)
     before = tuple(note for note in (_pause_of(source),) if note)
     found = replace(found, notes=(*before, *found.notes, *prose))
     now = datetime.now().astimezone()
@@ -84,10 +84,10 @@ def _eta(source: str, known: Known, usual_gpu: str | None, as_json: bool) -> int
     return 0
 
 
-def _log_of(source: str, content: bytes) -> Log:
-    log = reading.read(content)
+def _log_of(source: str, stream: Source) -> Log:
+    log = reading.read(stream)
     timeless = log is None or (not len(timed(log.last, 1)) and bool(len(log.steps)))
-    if timeless and (_TRAINER.search(content) if log is None else log.format == HUGGINGFACE):
+    if timeless and (_TRAINER.search(stream.content) if log is None else log.format == HUGGINGFACE):
         raise UserError(
             _("in {source} are losses of the Hugging Face Trainer, but no times").format(
                 source=named(source)

@@ -22,7 +22,7 @@ from onecard.plan.show import span
 from onecard.report.answer import Report, loss_text, perplexity, range_texts
 from onecard.report.figure import Words, loss_figure, strip
 from onecard.report.plotting import Curves, Scale, curves_of, rates_of, speeds_of
-from onecard.report.rows import kwh, run_line
+from onecard.report.rows import four_digits, kwh, run_line
 from onecard.report.tables import Section, sections
 from onecard.report.verdict import verdict_of
 
@@ -116,7 +116,7 @@ def _tiles(report: Report) -> list[Tile]:
     pace = course.pace
     if pace.tokens_per_s is not None:
         more = _("true MFU {share:.0%}").format(share=pace.mfu) if pace.mfu is not None else ""
-        found.append(Tile(_("tokens a second"), number(round(pace.tokens_per_s), ",d"), more))
+        found.append(Tile(_("tokens a second"), number(four_digits(pace.tokens_per_s), ",d"), more))
     for name, amount, form in (
         (_("time"), course.seconds, duration), (_("energy"), course.pc_kwh, kwh),
     ):  # fmt: skip

@@ -11,7 +11,7 @@ from onecard.language import _
 from onecard.report import reading
 from onecard.report.log import Log
 from onecard.report.run_folder import RunFolder, run_folder
-from onecard.report.source import content_of, named
+from onecard.report.source import named, opened
 
 _LOOKED_AT = 2**16
 _MOST_OF_A_SAMPLE = 2**14
@@ -38,11 +38,11 @@ class Input:
 
 def read_input(source: str) -> Input:
     path = source if source == "-" else str(_log_in(Path(source)) if _is_folder(source) else source)
-    content = content_of(path)
-    log = reading.read(content)
+    with opened(path) as stream:
+        log = reading.read(stream)
     if log is None:
-        raise _nothing(source, content)
-    return Input(source, log, run_folder(source), pasted_sample(content))
+        raise reading.seen(stream.content).error(named(source))
+    return Input(source, log, run_folder(source), pasted_sample(stream.content))
 
 
 def pasted_sample(content: bytes) -> str:
@@ -93,15 +93,3 @@ def _log_in(folder: Path) -> Path:
         _("name the log itself: {names}").format(names=names) if others else "onecard report LOG",
         exit_code=1,
     )
-
-
-def _nothing(source: str, content: bytes) -> UserError:
-    """Why there is no report. Of an error message the cure is what helps, and for memory there is plan."""
-    found = reading.seen(content)
-    if found.kind != "traceback":
-        return found.error(named(source))
-    what = _("{source}: it is an error message, and no loss is in it").format(source=named(source))
-    hint = _("add the lines with losses that came before it")
-    if b"OutOfMemory" in content or b"out of memory" in content:
-        hint = _("which setting fits: onecard plan CONFIG.py; why nanoGPT's does not: --as nanogpt")
-    return UserError(what, hint=hint, exit_code=1)

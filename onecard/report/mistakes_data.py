@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from onecard.language import _
+from onecard.plan.amounts import count
 from onecard.plan.scaling import MANY_EPOCHS
 from onecard.report.curve_noise import NANOGPT_BLOCKS, evaluation_error
 from onecard.report.detectors import Memorising
@@ -70,8 +71,8 @@ def repeated(facts: RunFacts) -> Iterator[Mistake]:
         "The text is read {passes:.0f} times: after some {many} passes the gain of reading it again falls "
         "fast (arXiv 2305.16264). More text does more than more steps."
     ).format(passes=passes, many=MANY_EPOCHS)
-    evidence = _("{tokens:,.0f}M tokens in all, {data:,.0f}M tokens of text").format(
-        tokens=tokens / 1e6, data=facts.train_tokens / 1e6
+    evidence = _("{tokens} tokens in all, {data} tokens of text").format(
+        tokens=count(tokens), data=count(facts.train_tokens)
     )
     change = ""
     if facts.tokens_per_step and facts.last_step:

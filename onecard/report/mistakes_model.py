@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from onecard.arch.shapes import GPT2_PADDED_VOCABULARY, GPT2_VOCABULARY, GPT2Shape
 from onecard.language import _
+from onecard.plan.amounts import count
 from onecard.plan.scaling import LAW, SIZES, TOKENS_PER_PARAMETER
 from onecard.report.curve_speed import A100_FLOPS, nanogpts_mfu
 from onecard.report.detectors import COMMON_VOCABULARIES
@@ -89,16 +90,16 @@ def _sizes(facts: RunFacts) -> tuple[int, int, int]:
 def _other_size(facts: RunFacts, meant: float, built: float, said: str, weight: float) -> Mistake:
     layers, heads, width = _sizes(facts)
     usual = WIDTHS.get((layers, heads))
-    values = {"built": built, "meant": meant, "said": said, "layers": layers, "heads": heads, "width": width,
-              "usual": usual or 0}  # fmt: skip
+    values = {
+        "built": count(1e6 * built), "meant": count(1e6 * meant), "said": said, "layers": layers,
+        "heads": heads, "width": width, "usual": usual or 0,
+    }  # fmt: skip
     if said:
-        text = _("The model has {built:.0f}M parameters, and “{said}” speaks of {meant:.0f}M.").format(
-            **values
-        )
+        text = _("The model has {built} parameters, and “{said}” speaks of {meant}.").format(**values)
     else:
         text = _(
-            "The model has {built:.0f}M parameters: {layers} layers and {heads} heads are those of GPT-2 "
-            "{meant:.0f}M, but n_embd is {width} instead of {usual}. Was {meant:.0f}M meant?"
+            "The model has {built} parameters: {layers} layers and {heads} heads are those of GPT-2 "
+            "{meant}, but n_embd is {width} instead of {usual}. Was {meant} meant?"
         ).format(**values)
     sizes = {"n_layer": layers, "n_head": heads, "n_embd": width} if width else {}
     evidence = evidence_of(facts, **sizes, parameters=facts.parameters)
@@ -124,12 +125,11 @@ def _gain(facts: RunFacts, meant: float) -> str:
         return ""
     gain = LAW.loss(built, tokens) - LAW.loss(meant, tokens)
     text = _(
-        "about {gain:.1f} nats on as many tokens; a step of the {meant:.0f}M takes some {times:.1f} times "
-        "as long"
+        "about {gain:.1f} nats on as many tokens; a step of the {meant} takes some {times:.1f} times as long"
     )
     if gain < 0:
-        text = _("the {meant:.0f}M would be about {gain:.1f} nats worse on as many tokens")
-    return text.format(gain=abs(gain), meant=meant / 1e6, times=meant / built)
+        text = _("the {meant} would be about {gain:.1f} nats worse on as many tokens")
+    return text.format(gain=abs(gain), meant=count(meant), times=meant / built)
 
 
 def _all_tokens(facts: RunFacts) -> int | None:
@@ -149,15 +149,15 @@ def tokens_for_size(facts: RunFacts) -> Iterator[Mistake]:
         return
     smaller = math.sqrt(tokens * facts.parameters / TOKENS_PER_PARAMETER) / 1e6
     text = _(
-        "{tokens:,.0f}M tokens are few for {parameters:,.0f}M parameters: {ratio:.1f} each, where {usual} "
+        "{tokens} tokens are few for {parameters} parameters: {ratio:.1f} each, where {usual} "
         "is what computing is best spent on (Chinchilla). With the same computing, a model of about "
-        "{smaller:,.0f}M on more tokens ends lower."
+        "{smaller} on more tokens ends lower."
     ).format(
-        tokens=tokens / 1e6,
-        parameters=facts.parameters / 1e6,
+        tokens=count(tokens),
+        parameters=count(facts.parameters),
         ratio=ratio,
         usual=TOKENS_PER_PARAMETER,
-        smaller=smaller,
+        smaller=count(1e6 * smaller),
     )
     evidence = evidence_of(facts, parameters=facts.parameters, max_iters=facts.last_step,
                            tokens_per_step=facts.tokens_per_step)  # fmt: skip

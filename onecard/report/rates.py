@@ -12,6 +12,7 @@ from onecard.report.run_facts import RunFacts, Schedule
 WARM_UP, HIGH, DECAYING, FLOOR, CONSTANT = "warm-up", "high", "decaying", "floor", "constant"
 # Of the peak: above it a rate is still high, and within so much of the final one it is down.
 STILL_HIGH, DOWN = 0.9, 0.02
+USUAL_FLOOR = 0.11  # where nobody says the end: a tenth is usual
 
 
 def rate_at(schedule: Schedule, step: float) -> float | None:
@@ -67,7 +68,8 @@ def rates_of(facts: RunFacts) -> Callable[[float], float | None]:
     schedule = facts.schedule
 
     def rate(step: float) -> float | None:
-        if logged and logged[0][0] <= step <= logged[-1][0]:
+        # The last evaluation may be a step later than the last rate.
+        if logged and logged[0][0] <= step <= 1.01 * logged[-1][0] + 1:
             return _between(logged, step)
         if schedule is not None:
             return rate_at(schedule, step)
@@ -117,6 +119,8 @@ def phase_at(facts: RunFacts, step: int) -> str | None:
         return CONSTANT
     if end is not None and rate <= end[1] + DOWN * peak:
         return FLOOR if end[1] < STILL_HIGH * peak else CONSTANT
+    if end is None and rate <= USUAL_FLOOR * peak:
+        return FLOOR
     if rate >= STILL_HIGH * peak:
         return HIGH
     return DECAYING

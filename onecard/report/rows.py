@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onecard.language import _, joined, number
@@ -96,26 +96,31 @@ def _forecast(report: Report) -> Iterator[Row]:
     if forecast.refused:
         yield Row("forecast", _("forecast"), forecast.refused, forecast.refused)
         return
-    points = [point for point in forecast.points if point.step > report.facts.step][:3]
-    texts = [point_text(point) for point in points]
-    # The end of the schedule stands in the verdict.
-    brief = next((text for text, point in zip(texts, points, strict=True) if point.case), "")
+    cases: dict[str, list[ForecastPoint]] = {}
+    for point in forecast.points:
+        if point.step > report.facts.step:
+            cases.setdefault(point.case, []).append(point)
+    texts = [case_text(case, points) for case, points in cases.items()]
+    # The end of the schedule stands in the verdict; of longer runs the furthest say most.
+    brief = next((case_text(case, points[-2:]) for case, points in cases.items() if case), "")
     yield Row("forecast", _("forecast"), joined(texts, "; "), brief)
 
 
-def point_text(point: ForecastPoint) -> str:
-    text = _("{low} to {high} at the end of the schedule, step {step:,}")
-    if point.case:
-        text = _("{low} to {high} at step {step:,} ({case})")
-    low, high = range_texts(point.low, point.high)
-    return text.format(low=low, high=high, step=point.step, case=_(point.case))
+def case_text(case: str, points: Sequence[ForecastPoint]) -> str:
+    """What is expected under one schedule, at one step or more."""
+    ranges = []
+    for point in points:
+        low, high = range_texts(point.low, point.high)
+        ranges.append(_("{low} to {high} at step {step:,}").format(low=low, high=high, step=point.step))
+    name = _(case) if case else _("the end of this schedule")
+    return _("{case}: {ranges}").format(case=name, ranges=joined(ranges))
 
 
 def _speed(report: Report) -> Iterator[Row]:
     pace, facts = report.course.pace, report.facts
     parts = []
     if pace.tokens_per_s is not None:
-        parts.append(_("{n:,} tokens/s").format(n=_rounded(pace.tokens_per_s)))
+        parts.append(_("{n:,} tokens/s").format(n=four_digits(pace.tokens_per_s)))
     if pace.step_s is not None:
         parts.append(_("{time} a step").format(time=_seconds(pace.step_s)))
     if pace.mfu is not None:
@@ -134,7 +139,7 @@ def _seconds(seconds: float) -> str:
     return _("{n:.2f} s").format(n=seconds)
 
 
-def _rounded(value: float) -> int:
+def four_digits(value: float) -> int:
     """Four digits are more than a log is worth."""
     digits = max(0, len(str(int(value))) - 4)
     return round(value / 10**digits) * 10**digits

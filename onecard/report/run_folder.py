@@ -71,13 +71,23 @@ class RunFolder:
         device = self.device()
         if config is None and device is None:
             return log
-        facts = {**log.facts, "device": device or (config.device if config else None), **self.model(config)}
+        device = device or (config.device if config else None)
+        facts = {**log.facts, "device": device, **self.model(config), **self.memory()}
         return replace(log, format=ONECARD, facts=facts)
 
     def device(self) -> str | None:
         """Where the run last began."""
         devices = [str(device) for event in self._events() if (device := event.get("device"))]
         return devices[-1] if devices else None
+
+    def memory(self) -> dict[str, float]:
+        """Tensors of the card at the newest setting's peak, as predicted and as measured."""
+        found: dict[str, float] = {}
+        for event in self._events():
+            sizes = event.get("predicted_gib"), event.get("measured_gib")
+            if event.get("event") == "memory" and all(isinstance(n, int | float) for n in sizes):
+                found = dict(zip(("predicted_memory_gib", "peak_memory_gib"), sizes, strict=True))
+        return found
 
     def model(self, config: RunConfig | None) -> dict[str, Any]:
         """What the config may leave open, as facts of a log: the vocabulary is often the data's, and of a

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from onecard.errors import UserError
 from onecard.files import open_plain
 from onecard.language import _
 from onecard.terminal import say
 
-MAX_BYTES = 200_000_000  # months of lines; more is a data file given by mistake
+_KEPT = 2**20  # bytes of the beginning and of the end of a log
 
 
-def content_of(source: str) -> bytes:
-    """All of it; UserError where it cannot be read or is too large for a log."""
-    content = _content(source)
-    if len(content) > MAX_BYTES:
-        raise UserError(
-            _("this is too large for a log"),
-            _("it has more than {n:,} bytes").format(n=MAX_BYTES),
-            "tail -n 2000 LOG | onecard eta -",
-        )
-    return content
+class Source(io.RawIOBase):
+    """A log while it is read: its beginning and its end are kept, for it may be larger than memory."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._begin, self._end, self._length = b"", b"", 0
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._stream.read(size) or b""
+        self._length += len(piece)
+        kept = self._end + piece
+        if len(self._begin) < _KEPT:
+            more = _KEPT - len(self._begin)
+            self._begin, kept = self._begin + kept[:more], kept[more:]
+        self._end = kept[-_KEPT:]
+        return piece
+
+    @property
+    def content(self) -> bytes:
+        """What was read, without the middle of a long log."""
+        return self._begin + self._end
 
 
-def _content(source: str) -> bytes:
-    """One byte more than a log may have is enough to refuse it."""
+@contextmanager
+def opened(source: str) -> Iterator[Source]:
+    """UserError where it cannot be read."""
     if source == "-":
         if sys.stdin.isatty():
             say(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
+        yield Source(sys.stdin.buffer)
+        return
     path = Path(source)
     of_a_run = path.is_dir() and (path / "log.txt").exists()
     try:
         # A person may name a pipe, such as <(ssh HOST cat LOG); in a run's folder none belongs.
         with open_plain(path / "log.txt") if of_a_run else path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+            yield Source(file)
     except FileNotFoundError:
         raise UserError(
             _("there is no log {path}").format(path=source), hint=_("`onecard eta -` reads what you paste")

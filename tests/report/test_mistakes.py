@@ -62,7 +62,7 @@ def test_a_sound_run_has_none() -> None:
 def test_a_name_that_speaks_of_another_size(name: str) -> None:
     mistake = only(with_log(sound(), settings={"out_dir": name}))
     assert mistake.key == "size-meant"
-    assert "The model has 51M parameters" in mistake.text
+    assert "The model has 51.5M parameters" in mistake.text
     assert name in mistake.text
 
 

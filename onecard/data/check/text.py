@@ -157,10 +157,13 @@ def _validation(report: Part) -> list[str]:
     found = report["validation"]
     if found is None:
         return []
-    text = _("±{n:.3f} nats a token ({blocks:,} blocks of {size:,})").format(
-        n=found["standard_error"], blocks=found["blocks"], size=found["block_size"]
-    )
-    return [f"{_('error of a validation loss'):<{_LABEL}}  {text}"]
+    text = ngettext(
+        "±{n:.3f} nats a token ({blocks:,} block of {size:,})",
+        "±{n:.3f} nats a token ({blocks:,} blocks of {size:,})",
+        found["blocks"],
+    ).format(n=found["standard_error"], blocks=found["blocks"], size=found["block_size"])
+    label = _("error of a validation loss")
+    return [f"{label:<{_LABEL}}  {text}"]
 
 
 def _number(value: float | None, form: str) -> str | None:

@@ -1,4 +1,5 @@
-"""200 MB of log are read in at most 15 s and 200 MB of memory."""
+"""200 MB of log are read in at most 15 s and 200 MB of memory; of the Trainer's, whose steps stand in bars
+between its lines, in 45 s."""
 
 from __future__ import annotations
 
@@ -50,12 +51,19 @@ def jsonl(n: int) -> str:
     )
 
 
+def huggingface(n: int) -> str:
+    loss, rate = 3 + n % 977 / 5000, 5e-05 - n * 1e-13
+    bar = f"{n % 100:3d}%|#####     | {n}/99999999 [10:00:10<1:00:00,  1.50s/it]\r"
+    said = {"loss": round(loss, 4), "grad_norm": 0.9012, "learning_rate": rate, "epoch": round(n / 1e6, 2)}
+    return f"{bar}{said}\n{bar}"
+
+
 def prose(n: int) -> str:
     return f"The {n}th line says that the loss went down; see step and iteration = 5 of it.\n"
 
 
 LINES: dict[str, Callable[[int], str]] = {
-    f.__name__: f for f in (nanogpt, nanochat, llm_c, csv, jsonl, prose)
+    f.__name__: f for f in (nanogpt, nanochat, llm_c, csv, jsonl, huggingface, prose)
 }
 
 
@@ -100,7 +108,7 @@ def test_a_log_is_read_at_its_pace(name: str) -> None:
 PROGRAM = """
 import resource, sys
 sys.path.insert(0, {here!r})
-import test_reading_size as sizes
+import test_log_size as sizes
 sizes.seconds_of({name!r}, 1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seconds = sizes.seconds_of({name!r}, 200)
@@ -117,5 +125,5 @@ def test_200_mb_are_read_in_time_and_memory(name: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600
     )
     seconds, mebibytes = map(float, found.stdout.split())
-    assert seconds < 15
+    assert seconds < (45 if name == "huggingface" else 15)
     assert mebibytes < 200

@@ -32,7 +32,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dataset", ["fineweb", "fineweb-32k", "fineweb10B", "./corpora/FineWeb_100BT"])
 def test_of_fineweb_it_is_said_without_more(capsys: pytest.CaptureFixture[str], dataset: str) -> None:
     shown = plan(capsys, f"--dataset={dataset}")
-    assert "nats a token on FineWeb" in shown and "losses" not in shown
+    assert "nats a token on FineWeb, at the end" in shown and "losses" not in shown
     loss = as_json(capsys, f"--dataset={dataset}")["loss"]
     assert loss["text"] == loss["text_of_run"] == "FineWeb"
 
@@ -46,7 +46,7 @@ def test_other_web_text_has_losses_of_its_own(
 ) -> None:
     shown = plan(capsys, f"--dataset={dataset}")
     assert "nats a token on FineWeb" in shown
-    assert f"{name} is web text too" in " ".join(shown.split())
+    assert f"{name} has losses of its own" in " ".join(shown.split())
     assert as_json(capsys, f"--dataset={dataset}")["loss"]["text_of_run"] == name
 
 
@@ -56,6 +56,7 @@ def test_of_other_text_no_loss_is_said(capsys: pytest.CaptureFixture[str], datas
     shown = plan(capsys, *words)
     assert "no web text" in shown and "nats" not in shown
     assert as_json(capsys, *words)["loss"] is None
+    assert "These losses are of FineWeb" in plan(capsys, "--dataset=c4", "--largest")
     best = plan(capsys, *words, "--largest")
     assert "nats" not in best and "not for" in " ".join(best.split())
 
@@ -64,7 +65,7 @@ def test_of_text_that_is_not_known_it_is_said_what_the_loss_holds_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = " ".join(plan(capsys, "--dataset=my-novels").split())
-    assert "nats a token on FineWeb" in shown and "what text my-novels is, is not known" in shown
+    assert "nats a token on FineWeb" in shown and "my-novels has losses of its own" in shown
     assert as_json(capsys, "--dataset=my-novels")["loss"]["text_of_run"] is None
 
 

@@ -159,7 +159,7 @@ def test_what_is_no_log_is_named(content: bytes, kind: str) -> None:
     found = seen(content)
     assert isinstance(found, Seen)
     assert found.kind == kind
-    assert found.what in str(found.error("FILE"))
+    assert found.what.format(source="FILE") in str(found.error("FILE"))
 
 
 # --- for all texts ------------------------------------------------------------------------------
