@@ -18,10 +18,10 @@ from onecard.files import read_bounded
 from onecard.language import _, number
 from onecard.report.course import Course, Money, Pace, course_of, pace_by_lines
 from onecard.report.findings import Finding, Forecast, ForecastPoint, Mistake, NextStep, Place
-from onecard.report.known import Known
+from onecard.report.gathering.known import Known
+from onecard.report.gathering.run_folder import RunFolder
 from onecard.report.log import Log
 from onecard.report.run_facts import RunFacts
-from onecard.report.run_folder import RunFolder
 
 Health = Literal["healthy", "healthy-but", "not-healthy", "unknown"]
 
@@ -143,8 +143,13 @@ class Loss:
         return loss_text(self.value)
 
 
-def loss_text(value: float) -> str:
-    return number(value, ".3f" if value < 2 else ".2f")
+def loss_text(value: float, like: float | None = None) -> str:
+    """With as many digits as say something; the ends of a range with as many as each other (`like`)."""
+    return number(value, ".3f" if max(value, like if like is not None else value) < 2 else ".2f")
+
+
+def range_texts(low: float, high: float) -> tuple[str, str]:
+    return loss_text(low, high), loss_text(high, low)
 
 
 def last_loss(facts: RunFacts) -> Loss | None:
@@ -207,8 +212,13 @@ def report_of(
     money: Money | None = None,
 ) -> Report:  # fmt: skip
     """`known`: what the person adds to the log. `source`: how the run was named, for commands."""
-    from onecard.report import alarms, curve, gather, mistakes, next_steps, place
+    from onecard.report.curve import alarms
+    from onecard.report.curve import findings as curve
     from onecard.report.forecast import forecast_of
+    from onecard.report.gathering import gather
+    from onecard.report.mistakes import all as mistakes
+    from onecard.report.next import next_steps
+    from onecard.report.place import placing as place
 
     facts = replace(gather.facts_of(log, known, folder), source=source)
     found = Report(facts, name, course=course_of(facts, pace_of(facts), money or Money()))
@@ -231,7 +241,7 @@ def report_of(
 
 def pace_of(facts: RunFacts) -> Pace:
     """As eta has it; where eta has no answer, what the lines say."""
-    from onecard.report.eta import estimate
+    from onecard.report.eta.estimate import estimate
 
     try:
         found = estimate(facts)
@@ -244,7 +254,7 @@ def pace_of(facts: RunFacts) -> Pace:
 
 
 def sample_of(facts: RunFacts) -> Sample | None:
-    """The newest text that the run has generated: of its folder, else of its log."""
+    """The newest text in the run's folder that its model has generated."""
     if facts.folder:
         newest = sorted(Path(facts.folder, "samples").glob("step-*.txt"), reverse=True)[:1]
         for path in newest:
@@ -252,5 +262,4 @@ def sample_of(facts: RunFacts) -> Sample | None:
                 text = read_bounded(path, _MOST_OF_A_SAMPLE).decode("utf-8", "replace").strip()
                 step = path.stem.removeprefix("step-")
                 return Sample(text, int(step) if step.isdigit() else None) if text else None
-    text = facts.log.facts.get("sample")
-    return Sample(text.strip()) if isinstance(text, str) and text.strip() else None
+    return None

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from onecard.config.knobs import knobs
 from onecard.language import _, joined
 from onecard.report.answer import Report
-from onecard.report.curve_noise import evaluation_error as of_tokens
-from onecard.report.plotting import Pairs, curves_of, mean_line
-from onecard.report.tables import facts_shown
+from onecard.report.curve.noise import evaluation_error as of_tokens
+from onecard.report.pages.plotting import Pairs, curves_of, mean_line
+from onecard.report.pages.tables import facts_shown
 
 if TYPE_CHECKING:
     pass
@@ -56,7 +56,7 @@ class Side:
 
     @property
     def error(self) -> float:
-        """Of one value of the curve: what the rows on either side do not explain, and the evaluation's own."""
+        """Of one value of the curve: what the rows around it do not explain, and the evaluation's own."""
         rests = []
         late = self.curve[len(self.curve) // 3 :]
         for (s, a), (t, b), (u, c) in zip(late, late[1:], late[2:], strict=False):

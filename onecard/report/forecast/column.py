@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onecard.report.columns import finite
+from onecard.report.curve.columns import finite
 from onecard.report.forecast.seen import FEWEST, noise_of
 from onecard.report.log import Log
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from onecard.report.columns import finite
+from onecard.report.curve.columns import finite
+from onecard.report.curve.rates import rate_at
 from onecard.report.forecast.rates import Rates, table
-from onecard.report.rates import rate_at
 from onecard.report.run_facts import RunFacts, Schedule
 
 NODES = 200  # of a schedule
