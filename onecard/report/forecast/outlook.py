@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onecard.language import N_, _
+from onecard.language import N_, _, ngettext
 from onecard.language import number as shown
 from onecard.report.findings import Forecast, ForecastPoint
 from onecard.report.forecast import plain
@@ -178,8 +178,10 @@ def _refused(column: Column, past: Rates | None) -> str:
     warm = past.warm_at if past is not None else 0.0
     points = [(step, loss) for step, loss in column.points if step >= max(warm, 1.0)]
     if len(points) < FEWEST:
-        text = _(
-            "There is no forecast yet: the curve has {n} points behind the warm-up, and {least} are needed."
+        text = ngettext(
+            "There is no forecast yet: the curve has {n} point behind the warm-up, and {least} are needed.",
+            "There is no forecast yet: the curve has {n} points behind the warm-up, and {least} are needed.",
+            len(points),
         )
         return text.format(n=len(points), least=FEWEST)
     noise, tail = noise_of(points), max(len(points) // 10, 1)
