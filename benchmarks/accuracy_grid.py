@@ -55,6 +55,7 @@ class Case:
     dtype: str = "bfloat16"
     vocab: int = 0  # 0: the family's own
     accumulation: int = ACCUMULATION
+    dropout: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """What differs from the defaults: a field that is added later changes no configuration's hash."""
@@ -83,6 +84,7 @@ class Case:
         told += [self.dtype] if self.dtype != "bfloat16" else []
         told += [f"v{self.vocab}"] if self.vocab else []
         told += [f"acc{self.accumulation}"] if self.accumulation != ACCUMULATION else []
+        told += [f"dropout{self.dropout:g}"] if self.dropout else []
         return " ".join(told)
 
     @property
@@ -101,6 +103,7 @@ class Case:
         values |= {"generation": int(generation)} if generation else {}
         values |= {"loss_chunk": self.loss_chunk} if self.loss_chunk else {}
         values |= {"optimizer": self.optimizer} if self.optimizer else {}
+        values |= {"dropout": self.dropout} if self.dropout else {}
         config = from_values(RunConfig, values, dict.fromkeys(values, "the grid")).resolved()
         config.check()
         return config

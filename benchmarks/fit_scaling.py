@@ -6,15 +6,14 @@
 The form is L = floor + (size / N^size_power + data / D^data_power)^joint; the law that is used has
 joint = 1.
 
-Two sets of losses are fitted together. llm.c's two runs (FineWeb, GPT-2's tokens) say how high the losses
-are. open_lm's runs (C4, another tokenizer) have a floor of their own, so that only differences between
-them count.
+Three sets of losses are fitted together. llm.c's two runs (FineWeb, GPT-2's tokens) say how high the losses
+are. open_lm's runs (C4, another tokenizer) and build-nanogpt's (FineWeb-Edu, GPT-2's tokens) have a floor of
+their own each, so that only differences between them count.
 
-open_lm's rows are runs that ended there. llm.c's are two runs read on their way, with the learning rate
-still high (taken as a cosine to zero over the whole run, which is what their losses look like): such a loss
-is higher than that of a run ended there. The fit gives it `still_high` × (learning rate / its peak) on top
-and leaves that out of the law. Rows before 1B tokens are left out: they are from the first twentieth of a
-schedule made for 10B.
+open_lm's rows are runs that ended there. The others are runs read on their way, with the learning rate
+still high (references.toml says how high): such a loss is higher than that of a run ended there. The fit
+gives it `still_high` × (learning rate / its peak) on top and leaves that out of the law. Rows before 1B
+tokens are left out: they are from the first twentieth of a schedule made for 10B.
 
 How far the law can be trusted is read off fits that decide otherwise (`ALTERNATIVES`). How wide a range is
 and how fast it grows outside the fitted region are round numbers chosen so that all of these fits lie
@@ -41,6 +40,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 FIRST_TOKENS = 1e9
 # Counts near one in the arithmetic, so that the fit is well conditioned.
 N_UNIT, D_UNIT = 1e8, 3e9
+ON_THEIR_WAY = ("llm.c 124M", "llm.c 350M", *(f"build-nanogpt {n}M" for n in (30, 124, 254)))
 # open_lm counts embedding and head apart; this is one of the two tables, 50,432 rows.
 OPEN_LM_TABLE = {10_600_000: 50_432 * 96, 79_000_000: 50_432 * 512, 154_000_000: 50_432 * 576}
 
@@ -50,7 +50,7 @@ Keep = Callable[[Reference], bool]
 @dataclass(frozen=True)
 class Fit:
     law: Law
-    other_floor: float  # of C4 in its own tokens
+    floors: dict[str, float]  # of every data set, in its own tokens
     still_high: float
     rows: tuple[Reference, ...]
     residuals: tuple[float, ...]  # fit − measured
@@ -65,20 +65,12 @@ def everything(row: Reference) -> bool:
 
 
 def rows_of(keep: Keep = everything, first_tokens: float = FIRST_TOKENS) -> list[Reference]:
-    fineweb = [
+    on_their_way = [
         row
         for row in all_references()
-        if row.data == "FineWeb" and row.model.startswith("llm.c") and (row.tokens or 0) >= first_tokens
+        if row.model in ON_THEIR_WAY and (row.tokens or 0) >= first_tokens and keep(row)
     ]
-    return [*fineweb, *(row for row in all_references() if row.data == "C4" and keep(row))]
-
-
-def learning_rate(row: Reference) -> float:
-    """Of llm.c's runs, over its peak: a cosine to zero over the tokens of the run's last row."""
-    ends = {r.model: r.tokens for r in all_references() if r.tokens}  # the last row of each stays
-    end = ends[row.model]
-    assert row.tokens and end
-    return 0.5 * (1 + math.cos(math.pi * row.tokens / end)) if row.data == "FineWeb" else 0.0
+    return [*on_their_way, *(row for row in all_references() if row.data == "C4" and keep(row))]
 
 
 def fit(
@@ -94,12 +86,13 @@ def fit(
     n = np.array([row.parameters - (OPEN_LM_TABLE.get(row.parameters, 0) if tied else 0) for row in rows])
     d = np.array([row.tokens for row in rows], dtype=float)
     loss = np.array([row.loss for row in rows])
-    ours = np.array([float(row.data == "FineWeb") for row in rows])
-    rate = np.array([learning_rate(row) * schedule for row in rows])
+    names = sorted({row.data for row in rows}, key=lambda name: name != "FineWeb")
+    data = np.array([[float(row.data == name) for name in names] for row in rows])
+    rate = np.array([(row.lr or 0.0) * schedule for row in rows])
 
     def solve(size_power: float, data_power: float, power: float, balance: float) -> tuple[float, np.ndarray]:
         both = (n / N_UNIT) ** -size_power + math.exp(balance) * (d / D_UNIT) ** -data_power
-        columns = np.stack([ours, 1 - ours, both**power, *([rate] if schedule else [])], axis=1)
+        columns = np.column_stack([data, both**power, *([rate] if schedule else [])])
         constants = np.linalg.lstsq(columns, loss, rcond=None)[0]
         return float(((columns @ constants - loss) ** 2).sum()), constants
 
@@ -120,23 +113,23 @@ def fit(
     # Exponents are rounded first, so that the other constants belong to the rounded ones.
     size_power, data_power, power = (round(float(x), 3) for x in best[:3])
     constants = solve(size_power, data_power, power, best[3])[1]
-    scale = float(constants[2]) ** (1 / power)
+    floors = {name: round(float(x), 3) for name, x in zip(names, constants, strict=False)}
+    scale = float(constants[len(names)]) ** (1 / power)
     law = Law(
-        floor=round(float(constants[0]), 3),
+        floor=floors["FineWeb"],
         size=_four_digits(scale * N_UNIT**size_power),
         size_power=size_power,
         data=_four_digits(scale * math.exp(best[3]) * D_UNIT**data_power),
         data_power=data_power,
         joint=power,
     )
-    other_floor = round(float(constants[1]), 3)
-    still_high = round(float(constants[3]), 3) if schedule else 0.0
+    still_high = round(float(constants[-1]), 3) if schedule else 0.0
     residuals = []
     for row, count, weight in zip(rows, n, rate, strict=True):
-        floor = law.floor if row.data == "FineWeb" else other_floor
-        fitted = law.loss(float(count), row.tokens or 0.0) - law.floor + floor + still_high * float(weight)
+        at = law.loss(float(count), row.tokens or 0.0) - law.floor + floors[row.data]
+        fitted = at + still_high * float(weight)
         residuals.append(fitted - row.loss)
-    return Fit(law, other_floor, still_high, tuple(rows), tuple(residuals))
+    return Fit(law, floors, still_high, tuple(rows), tuple(residuals))
 
 
 def _four_digits(x: float) -> float:
@@ -147,7 +140,7 @@ def without(millions: float) -> Keep:
     return lambda row: row.parameters != round(millions * 1e6)
 
 
-# name: (the fit, whether it may speak about sizes below open_lm's smallest)
+# name: (the fit, whether it may speak about the smallest sizes and the shortest runs)
 ALTERNATIVES: dict[str, tuple[Callable[[], Fit], bool]] = {
     "joint": (lambda: fit(joint=True), True),
     "no learning-rate term": (lambda: fit(schedule=False), True),
@@ -155,6 +148,7 @@ ALTERNATIVES: dict[str, tuple[Callable[[], Fit], bool]] = {
     "one table of open_lm's two": (lambda: fit(tied=True), True),
     "without 10.6M": (lambda: fit(without(10.6)), False),
     "without 154M": (lambda: fit(without(154)), True),
+    "without FineWeb-Edu": (lambda: fit(lambda row: row.data != "FineWeb-Edu"), True),
 }
 GRID_SIZES = (1e6, 3e6, 1e7, 2e7, 4e7, 7.9e7, 1.24e8, 3.5e8, 1e9, 3.5e9)
 GRID_HORIZONS = (2e7, 5e7, 2e8, 5e8, 1e9, 3e9, 1e10, 3.2e10, 1e11, 3.2e11)
@@ -167,8 +161,8 @@ def spreads(base: Fit) -> dict[tuple[float, float], tuple[float, str]]:
         (n, d): max(
             (abs(law.loss(n, d) - base.law.loss(n, d)), name)
             for name, (law, small) in laws.items()
-            # Without its smallest model C4 says nothing about models below 79M.
-            if small or n >= 7.9e7
+            # Without open_lm's smallest model nothing says how losses rise below 79M of C4 and 0.8B tokens.
+            if small or (n >= 7.9e7 and d >= 2e8)
         )
         for n in GRID_SIZES
         for d in GRID_HORIZONS
@@ -206,7 +200,7 @@ def main() -> int:
     base, joint = fit(), fit(joint=True)
     print(f"law        {asdict(base.law)}")
     print(f"joint law  {asdict(joint.law)}")
-    print(f"C4's floor {base.other_floor}, learning rate still at its peak costs {base.still_high}")
+    print(f"floors {base.floors}, learning rate still at its peak costs {base.still_high}")
     print(f"residuals  rms {base.rms:.4f} (joint {joint.rms:.4f}), two of them {2 * base.rms:.3f}\n")
     print("| run | tokens | loss | fit − loss |\n|---|---|---|---|")
     for row, residual in zip(base.rows, base.residuals, strict=True):

@@ -65,13 +65,13 @@ def config_path() -> Path:
     return (Path(given) if given and Path(given).is_absolute() else base) / "onecard" / "config.toml"
 
 
-def with_remembered(options: Options) -> Options:
-    """Options of plan, with what is remembered where the command line says nothing; a note says so."""
+def with_remembered(options: Any, names: Sequence[str] = NAMES) -> Any:
+    """A verb's options, with what is remembered where the command line says nothing; a note says so."""
     with english(options.json):
         values, problem = _read()
         if problem:
             _note(problem)
-        used = {name: value for name, value in values.items() if not options.is_set(name)}
+        used = {name: value for name, value in values.items() if name in names and not options.is_set(name)}
         if "gpu" in used and _is_here(used["gpu"]):
             del used["gpu"]  # of this machine's card more is known than its name
         if options.gpu is None and "gpu" not in used:

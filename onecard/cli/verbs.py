@@ -17,8 +17,11 @@ from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.data.prepare.options import PrepareOptions
 from onecard.errors import UserError, need_package
+from onecard.hardware.cards import match_rates
 from onecard.language import N_, _, english
+from onecard.plan.cost import CURRENCY, PRICE
 from onecard.plan.options import Options as PlanOptions
+from onecard.plan.options import price_range
 from onecard.terminal import folded, say, show, show_json
 
 INTERRUPTED = 130
@@ -70,9 +73,51 @@ class EtaOptions(Config):
     batch_size: int | None = option("int", "sequences per micro-batch, where the log does not say the tokens of an iteration", low=1, value="N")
     block_size: int | None = option("int", "tokens per sequence", low=1, value="N")
     gradient_accumulation_steps: int | None = option("int", "micro-batches per iteration", low=1, value="N")
+    gpus: int | None = option("int", "how many cards the run is on, where the log does not say it", low=1, high=2**16, value="N")
+    eval_every: int | None = option("int", "steps between evaluations, where the log does not show them", low=1, value="N")
+    eval_tokens: int | None = option("tokens", "tokens of one evaluation: 41.9M", low=1, value="N")
     config: str | None = option("str", "the run's config file: says all of these, and the model's shape", value="FILE")
     json: bool = option("bool", _AS_JSON)
     # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Config):
+    groups: ClassVar[tuple[str, ...]] = (
+        N_("how the answer is wanted"),
+        N_("what the log does not say"),
+        N_("money"),
+    )
+
+    # fmt: off
+    full: bool = option("bool", "all of it: tables, mistakes with their evidence, facts with their origin", group="how the answer is wanted")
+    html: str | None = option("str", "a page as well: one file, light and dark, that loads nothing", group="how the answer is wanted", value="FILE")
+    markdown: bool = option("bool", "to be pasted where runs are discussed", group="how the answer is wanted")
+    json: bool = option("bool", "everything, for programs", group="how the answer is wanted")
+    log_x: bool = option("bool", "steps on a logarithmic scale: the fall of the beginning has room", group="how the answer is wanted")
+    gpu: str | None = option("str", "the card, such as \"RTX 4070\"; the one the log names, or this machine's, unless given", group="what the log does not say", value="CARD")
+    gpus: int | None = option("int", "how many such cards train together", group="what the log does not say", low=1, high=100_000, value="N")
+    config: str | None = option("str", "the run's config file: model, batch, schedule", group="what the log does not say", value="FILE")
+    max_iters: int | None = option("int", "the last step of the run", group="what the log does not say", low=1, value="N")
+    tokens: int | None = option("tokens", "the same in tokens: 3.2B", group="what the log does not say", low=1, value="N")
+    batch_size: int | None = option("int", "sequences per micro-batch", group="what the log does not say", low=1, value="N")
+    block_size: int | None = option("int", "tokens per sequence", group="what the log does not say", low=1, value="N")
+    gradient_accumulation_steps: int | None = option("int", "micro-batches per step", group="what the log does not say", low=1, value="N")
+    eval_every: int | None = option("int", "steps between evaluations", group="what the log does not say", low=1, value="N")
+    eval_tokens: int | None = option("tokens", "tokens of one evaluation: 41.9M", group="what the log does not say", low=1, value="N")
+    price: str = option("str", "of a kWh, or a range of it: 0.30, 3-4", default=f"{PRICE:.2f}", group="money", value="N")
+    currency: str = option("str", "of the price", default=CURRENCY, group="money", value="NAME")
+    idle_watts: float | None = option("float", "what the PC draws besides the card: 80, in a laptop 25", group="money", low=0, high=100_000, value="N")
+    # fmt: on
+
+    def check(self) -> None:
+        price_range(self.price)
+        if self.json and self.markdown:
+            raise UserError(_("--json and --markdown do not go together"), hint=_("keep one of them"))
+        if self.max_iters is not None and self.tokens is not None:
+            raise UserError(
+                _("--tokens and --max-iters both say when the run ends"), hint=_("keep one of them")
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,11 +249,38 @@ def eta(options: EtaOptions, words: list[str]) -> int:
         batch_size=options.batch_size,
         block_size=options.block_size,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
+        cards=options.gpus,
+        eval_tokens=options.eval_tokens,
+        eval_every=options.eval_every,
     )
     return eta_command(
         words[0], known, config_file=options.config, gpu=options.gpu, as_json=options.json,
         usual_gpu=remembered_card() if options.gpu is None else None,
     )  # fmt: skip
+
+
+def report(options: ReportOptions, words: list[str]) -> int:
+    from onecard.cli.remembered import remembered_card, with_remembered
+    from onecard.report.course import Money
+    from onecard.report.known import Known
+    from onecard.report.report_command import Form, report_command
+
+    options = with_remembered(options, ("price", "currency"))
+    usual = remembered_card() if options.gpu is None else None
+    known = Known(
+        cards=options.gpus,
+        eval_tokens=options.eval_tokens,
+        eval_every=options.eval_every,
+        usual_card=match_rates(usual) if usual else None,
+        max_iters=options.max_iters,
+        tokens=options.tokens,
+        batch_size=options.batch_size,
+        block_size=options.block_size,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+    )
+    form = Form(options.full, options.log_x, options.html, options.markdown, options.json)
+    money = Money(*price_range(options.price), options.currency, options.idle_watts)
+    return report_command(words, known, form, config_file=options.config, gpu=options.gpu, money=money)
 
 
 def gpus(options: GpusOptions, words: list[str]) -> int:
@@ -231,6 +303,10 @@ _ETA_ABOUT = N_(
     "The time of a step is the median of the lines without warm-up and evaluations; evaluations to come are "
     "added again. The range is two standard errors of that median, at least 2% (5% below 20 lines, 10% below "
     "5), and holds the latest pace and the mean."
+)
+_REPORT_ABOUT = N_(
+    "A verdict in two sentences, what speaks for it, mistakes with the line to change, a forecast as a range, and "
+    "what to do next. Exit code 0: healthy, also where something could be better. 1: not healthy."
 )
 _INPUTS = N_(
     "files or folders of text, jsonl or parquet, plain or .gz or .zst; or a name: fineweb, openwebtext, "
@@ -258,6 +334,9 @@ VERBS = {verb.name: verb for verb in (
     Verb("eta", N_("a log's true speed and MFU; when it will be done"), "LOG|RUN|-", EtaOptions, eta,
          (("LOG, RUN, -", N_("a log of nanoGPT, nanochat, onecard or the Hugging Face Trainer; a run's folder; "
                              "or - to paste one")),), 1, 1, about=_ETA_ABOUT),
+    Verb("report", N_("is it healthy, where will it end, what next"), "RUN|LOG|-", ReportOptions, report,
+         (("RUN, LOG, -", N_("a run's folder; a log of any trainer, or a table; or - to paste one. Several are "
+                             "compared")),), 1, None, about=_REPORT_ABOUT),
     Verb("gpus", N_("this machine's card, and figures of known ones"), "[CARD]", GpusOptions, gpus,
          (("CARD", N_("one card, as people say it: 4070, \"rtx4070 laptop\"")),), 0, 1),
     Verb("config", N_("the card and prices that plan and eta use"), "[NAME=VALUE]", NoOptions, config,
@@ -268,4 +347,4 @@ VERBS = {verb.name: verb for verb in (
          0, 1),
 )}  # fmt: skip
 # Verbs to come: who asks for one gets to know that it is not there yet, not that it is a slip.
-NOT_YET = ("make", "tune", "chat", "serve", "eval", "report", "doctor", "status", "ui")
+NOT_YET = ("make", "tune", "chat", "serve", "eval", "doctor", "status", "ui")

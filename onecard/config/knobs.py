@@ -134,12 +134,15 @@ def load_config(
     arguments: Sequence[str],
     also_known: frozenset[str] = frozenset(),
     earlier: Callable[[Mapping[str, Value], Mapping[str, str]], list[Assignment]] | None = None,
+    *,
+    check: bool = True,
 ) -> C:
     """Read config files and `--name=value` arguments, later ones overriding earlier ones.
 
     Names in `also_known` (another command's knobs) may stand in a *file* and are passed over: one
     config file serves train and sample. `earlier` may add values of a run that is continued, given
     what was set now and where; they count as set, and are checked together with the rest.
+    Without `check` values may contradict each other.
     """
     fields = {flag_of(f): f for f in knobs(cls)}
     defaults: dict[str, Any] = {name: f.default for name, f in fields.items()}
@@ -183,7 +186,8 @@ def load_config(
     for assignment in earlier(values, origins) if earlier is not None else ():
         set_value(assignment, from_text=False)
     config = cls(**values, origins=origins, notes=tuple(notes)).resolved()
-    config.check()
+    if check:
+        config.check()
     return config
 
 

@@ -41,6 +41,7 @@ from onecard.plan.search import (
     settings,
     stages,
 )
+from onecard.plan.texts import FITTED, Text, known_text
 
 _ABOUT_AS_MUCH = 1.08  # memory of the card: nobody's run depends on less
 
@@ -95,14 +96,22 @@ class Answer:
         return self.tokens / self.data_tokens if self.data_tokens else None
 
     @property
+    def text(self) -> Text | None:
+        """What the run reads; None where the dataset's name does not say it."""
+        return known_text(self.config.dataset)
+
+    @property
     def loss(self) -> LossRange | None:
-        """What such a run ends at on web text, in bits per byte where the tokens are not GPT-2's. Text read
+        """What such a run ends at on FineWeb, in bits per byte where the tokens are not GPT-2's. Text read
         again is worth less than fresh text.
 
-        None where they are characters or bytes, of which nothing is known, or the model is not a new one.
+        None where they are characters or bytes, of which nothing is known, where the text is known to be of
+        another kind, or the model is not a new one.
         """
         shape = self.question.shape
         if self.config.init_from in PRETRAINED or not comparable(shape.vocab_size):
+            return None
+        if self.text is not None and not self.text.is_web:
             return None
         family = RECORDS[shape.arch].family
         worth = effective_tokens(self.tokens, self.data_tokens or math.inf)
@@ -135,6 +144,13 @@ class Answer:
 
     def stages(self) -> list[tuple[str, Choice]]:
         return stages(self.question, self.choice) if self.choice is not None else []
+
+    def loss_to_json(self) -> dict[str, Any] | None:
+        """With the text that it holds for, and the one that the run reads."""
+        loss = self.loss
+        if loss is None:
+            return None
+        return loss.to_json() | {"text": FITTED, "text_of_run": self.text.name if self.text else None}
 
     def host_to_json(self) -> dict[str, Any]:
         return {
@@ -181,7 +197,7 @@ class Answer:
                 "data_gb_one_pass": round(self.data_bytes / 1e9, 3),
                 "data_tokens": self.data_tokens, "passes": round(self.passes, 2) if self.passes else None,
             },
-            "loss": loss.to_json() if (loss := self.loss) is not None else None,
+            "loss": self.loss_to_json(),
             "alternatives": [brief(name, c, self.cost(c)) for name, c in self.alternatives()],
             "stages": [brief(name, c, None) for name, c in self.stages()],
         }  # fmt: skip

@@ -105,7 +105,7 @@ def depths_to_json(depths: Depths) -> dict[str, Any]:
         shown = found.choice or found.nearest
         generations.append({
             "generation": found.config.generation, "parameters": found.question.shape.parameters,
-            "tokens": found.tokens, "loss": found.loss and found.loss.to_json(),
+            "tokens": found.tokens, "loss": found.loss_to_json(),
             **brief(kind(shown.setting), shown, found.cost(shown) if shown.fits else None),
         })  # fmt: skip
     return {"generations": generations}
@@ -148,7 +148,7 @@ def show_depths(depths: Depths, console: Console) -> None:
 def _labels(found: Answer) -> list[str]:
     return [
         _("parameters"), _("tokens"), _("setting"), _("micro-batch"), _("GiB of the card"), _("host GiB"),
-        _("tokens/s"), _("effective TFLOPS"), _("time"), "kWh", found.options.currency, _("bits per byte"),
+        _("tokens/s"), _("effective TFLOPS"), _("time"), "kWh", found.options.currency, _("bits per byte, FineWeb"),
     ]  # fmt: skip
 
 

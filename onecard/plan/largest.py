@@ -243,6 +243,8 @@ def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = 
     question = answer.question
     if question.rates is None or not comparable(question.shape.vocab_size):
         return []
+    if answer.text is not None and not answer.text.is_web:
+        return []
     by_size: dict[int, tuple[Choice, float]] = {}
     for depth in _enough_text(question, range(4, 33, 2), enough_text_for(unique_tokens)):
         choice = _best(_with(question, of_depth(question.config, depth)), low_bit=False)

@@ -23,6 +23,7 @@ class Reference:
     loss: float
     unit: str  # nats (per token) or bpb (bits per byte)
     split: str
+    lr: float | None  # over its peak, where the loss was read: 0 at the end of a decay; None: not said
     source: str
 
 
@@ -39,4 +40,5 @@ def _reference(row: dict[str, Any]) -> Reference:
     parameters = round(row.pop("parameters_m") * 1e6)
     billions = row.pop("tokens_b")
     tokens = None if billions == "" else float(round(billions * 1e9))
-    return Reference(parameters=parameters, tokens=tokens, **{**row, "loss": float(row["loss"])})
+    lr = None if row["lr"] == "" else float(row["lr"])
+    return Reference(parameters=parameters, tokens=tokens, **{**row, "loss": float(row["loss"]), "lr": lr})

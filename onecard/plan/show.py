@@ -12,7 +12,7 @@ from onecard.arch.shapes import PRETRAINED, Shape
 from onecard.config.dataset import OWN_TOKENS, data_dir, data_facts
 from onecard.language import _, number
 from onecard.plan.amounts import count, duration, energy, file_size, price_text, speed
-from onecard.plan.answer import Answer
+from onecard.plan.answer import Answer, comparable
 from onecard.plan.bill import CHECKPOINTS_AT_ONCE
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB
@@ -21,6 +21,7 @@ from onecard.plan.rates import Rates
 from onecard.plan.references import all_references
 from onecard.plan.scaling import NATS, LossRange, in_bits_per_byte, repetition_note
 from onecard.plan.search import Choice, Question
+from onecard.plan.texts import FITTED
 from onecard.terminal import print_parts
 
 if TYPE_CHECKING:
@@ -310,13 +311,32 @@ def _loss_rows(answer: Answer) -> list[tuple[str, str]]:
     """Of bits per byte also GPT-2's, of the same text: nanochat's published ones are of easier text."""
     loss = answer.loss
     if loss is None:
+        if (note := text_note(answer)) and comparable(answer.question.shape.vocab_size):
+            return [(_("loss"), note)]
         return []
-    if loss.unit == NATS:
-        text = _("{low:.2f} to {high:.2f} nats a token on web text, at the end of the run")
-        return [(_("loss"), text.format(low=loss.low, high=loss.high))]
-    text = _("{low:.2f} to {high:.2f} bits per byte on FineWeb, at the end of the run")
-    others = _("GPT-2's there: {values}").format(values=gpt2_bits())
-    return [(_("loss"), text.format(low=loss.low, high=loss.high)), ("", f"[dim]{others}[/dim]")]
+    text = _("{low:.2f} to {high:.2f} nats a token on FineWeb, at the end of the run")
+    remarks = []
+    if loss.unit != NATS:
+        text = _("{low:.2f} to {high:.2f} bits per byte on FineWeb, at the end of the run")
+        remarks.append(_("GPT-2's there: {values}").format(values=gpt2_bits()))
+    remarks += filter(None, [text_note(answer)])
+    return [
+        (_("loss"), text.format(low=loss.low, high=loss.high)),
+        *(("", f"[dim]{remark}[/dim]") for remark in remarks),
+    ]
+
+
+def text_note(answer: Answer) -> str:
+    """What a loss on FineWeb says of the run's own text; empty where that is FineWeb."""
+    text = answer.text
+    if text is None:
+        dataset = plain(answer.config.dataset)
+        return _("what text {dataset} is, is not known: its losses may be others").format(dataset=dataset)
+    if not text.is_web:
+        return _("not known for {text}, which is no web text").format(text=text.name)
+    if text.name == FITTED:
+        return ""
+    return _("{text} is web text too, with losses of its own: do not compare them").format(text=text.name)
 
 
 def gpt2_bits() -> str:

@@ -14,7 +14,7 @@ from onecard.plan.lines import GIB, Line
 from onecard.plan.machine import Target
 from onecard.plan.scaling import BITS
 from onecard.plan.search import Choice, kind
-from onecard.plan.show import NOTABLE, amount, little_to_spare, plain, shortage, speed_unknown
+from onecard.plan.show import NOTABLE, amount, little_to_spare, plain, shortage, speed_unknown, text_note
 from onecard.terminal import Row, print_rows, terms_together
 
 if TYPE_CHECKING:
@@ -217,6 +217,9 @@ def _show_best(answer: Answer, found: Largest, console: Console) -> None:
         elif not comparable(question.shape.vocab_size):
             text = _("Which model is best is not known: there are no losses with a vocabulary of {n:,}.")
             text = text.format(n=question.shape.vocab_size)
+        elif answer.text is not None and not answer.text.is_web:
+            text = _("Which model is best is not known: losses are predicted for web text, not for {text}.")
+            text = text.format(text=answer.text.name)
         else:
             text = _("Not one step of any model is done within {time}.").format(time=time)
         return console.print(text, highlight=False)
@@ -232,6 +235,8 @@ def _show_best(answer: Answer, found: Largest, console: Console) -> None:
         share = _("evaluations take {time} of it").format(time=duration(first.evaluation_s))
         console.print(f"[dim]{share}[/dim]", highlight=False)
     console.print(f"[dim]{first.loss.basis}[/dim]")
+    if note := text_note(answer):
+        console.print(f"[dim]{note}[/dim]", highlight=False)
     if first.not_distinguishable:
         console.print(_("The first rows cannot be distinguished: the smaller one is cheaper to use."))
     return None

@@ -1,135 +1,212 @@
 """When a run will be done, from the first lines of its log.
 
-The time of a step is the median of those that are nothing but steps: the first ones of a process compile
-and tune, and nanoGPT's time of a step after an evaluation includes the evaluation. What evaluations take
-is added again for those still to come.
+What evaluations take is added again for those still to come. Where the log has no step yet that shows the
+pace, plan's figure for the trainer stands in.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.language import _
-from onecard.report.known import Known, flops_per_token_of, peak_of, setting_of, tokens_per_step_of
-from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log
-from onecard.report.mfu import disagreement, explain, flops_by_log
-from onecard.report.steps import Steps
+from onecard.report.evaluations import evaluations_left
+from onecard.report.gather import is_of_cpu
+from onecard.report.known import HUGGINGFACE, NANOCHAT_2025, NANOGPT, ONECARD
+from onecard.report.log import Log, Start, Steps
+from onecard.report.mfu import cards_by_mfu, disagreement, explain, flops_by_log, peak_of, shown
+from onecard.report.pace import NOTHING, Range, steady, step_range, timed
+from onecard.report.predicted import Prediction, predicted
+from onecard.report.run_facts import RunFacts
 
-# nanoGPT waits as long before it believes its own MFU.
-WARM_UP_STEPS = 5
-# No error bar is smaller, whatever the spread: cards slow down by some percent as they warm up, and other
-# programs come and go. (lines used, share of the step)
-FLOORS = ((5, 0.10), (20, 0.05), (math.inf, 0.02))
-# Standard deviation of a normal spread from its median absolute deviation, and what the standard error of
-# a median is to that of a mean.
-SIGMA_PER_MAD, MEDIAN_TO_MEAN = 1.4826, 1.2533
-EVALUATION_TOKENS = {NANOCHAT: 80 * 524_288, NANOCHAT_2025: 20 * 524_288}  # nanochat's defaults
-EVALUATION_EVERY = 250
 LARGEST_FLOPS_PER_TOKEN = 3e10  # of 5B parameters; the largest nanochat there has been has 2.2B
-NANOGPT_EVERY, NANOGPT_BLOCKS = 2000, 200  # and nanoGPT's: eval_interval and eval_iters
-
-
-@dataclass(frozen=True)
-class Range:
-    """A value and the bounds it is expected within."""
-
-    mid: float
-    low: float
-    high: float
-
-    def __add__(self, other: Range) -> Range:
-        return Range(self.mid + other.mid, self.low + other.low, self.high + other.high)
-
-    def times(self, factor: float) -> Range:
-        return Range(self.mid * factor, self.low * factor, self.high * factor)
 
 
 @dataclass(frozen=True)
 class Eta:
-    log: Log
+    facts: RunFacts
     step_ms: Range
     steps_used: int
     tokens_per_step: int | None
     tokens_per_s: float | None
     flops_per_s: float | None  # of all cards together
-    card: Card | None
     peak_flops: float | None  # of one card
     mfu: float | None
     log_mfu: float | None
     mfu_explanation: str
-    last_step: (
-        int | None
-    )  # how long the run is: a nanochat log's total, max_iters of the others; None: unsaid
     steps_left: int
     evaluations_left: int
     evaluation_s: Range
     remaining_s: Range | None
     notes: tuple[str, ...]
+    prediction: Prediction | None = None  # where the log's own steps do not show the pace
+
+    @property
+    def log(self) -> Log:
+        return self.facts.log
+
+    @property
+    def card(self) -> Card | None:
+        return self.facts.card
+
+    @property
+    def last_step(self) -> int | None:
+        """How long the run is: a nanochat log's total, max_iters of the others; None: unsaid."""
+        return self.facts.last_step
+
+    @property
+    def last_seen(self) -> int:
+        """The last step of which there is a line."""
+        return _seen(self.facts)
+
+    @property
+    def all_peak(self) -> float:
+        """FLOPs per second of all cards at best."""
+        return (self.peak_flops or 0.0) * self.facts.cards
+
+    @property
+    def floor_ms(self) -> float | None:
+        """What a step takes at least: its FLOPs at the cards' peak."""
+        if self.prediction is not None:
+            return self.prediction.floor_ms
+        if not self.tokens_per_step or not self.flops_per_s or not self.tokens_per_s or not self.all_peak:
+            return None
+        return 1000 * self.tokens_per_step * self.flops_per_s / self.tokens_per_s / self.all_peak
+
+    @property
+    def floor_flops(self) -> float:
+        """Of a step."""
+        return (self.floor_ms or 0.0) / 1000 * self.all_peak
 
     @property
     def loss(self) -> float | None:
-        loss = next((loss for loss in reversed(self.log.steps.losses) if loss is not None), None)
-        return loss if loss is not None and math.isfinite(loss) else None
+        loss = next((loss for loss in reversed(self.log.last.steps.loss) if not math.isnan(loss)), math.inf)
+        return loss if math.isfinite(loss) else None
 
 
-def estimate(log: Log, known: Known) -> Eta:
+@dataclass(frozen=True)
+class _Speed:
+    tokens_per_step: int | None
+    tokens_per_s: float | None
+    flops_per_s: float | None
+
+
+def estimate(facts: RunFacts) -> Eta:
     """The run's speed, true MFU and remaining time; UserError where something needed is missing."""
-    notes: list[str] = []
-    steady = steady_steps(log, known)
-    step_ms = step_range(steady.ms)
-    tokens_per_step, tokens_per_s, flops_per_s = _speed(log, known, steady, step_ms.mid, notes)
-    last_step, steps_left = _horizon(log, known, tokens_per_step)
-    count, evaluation = 0, Range(0.0, 0.0, 0.0)
-    remaining: Range | None = None
-    if last_step is not None:
-        count, evaluation = _evaluations(log, known, step_ms, tokens_per_s, last_step, notes)
+    notes = list(facts.notes)
+    start, used = _shown_pace(facts, notes)
+    prediction = None
+    if len(used):
+        step_ms = step_range(used.ms)
+        facts, speed = _speed(facts, step_ms.mid, notes)
+    else:
+        prediction = predicted(facts, timed(facts.log.last, facts.tokens_per_step))
+        if prediction is None:
+            raise _only_first(facts)
+        step_ms = prediction.step_ms
+        notes += prediction.notes
+        speed = _Speed(facts.tokens_per_step, prediction.tokens_per_s, prediction.flops_per_s)
+    steps_left = _steps_left(facts)
+    count, evaluation, remaining = 0, NOTHING, None
+    if facts.last_step is not None:
+        count, evaluation = evaluations_left(facts, start, step_ms, speed.tokens_per_s, _seen(facts), notes)
         remaining = step_ms.times(steps_left / 1000) + evaluation.times(count)
-    log_mfu = next((mfu for mfu in reversed(log.steps.mfus) if mfu is not None), None)
-    peak = peak_of(log, known)
-    mfu = flops_per_s / (peak * log.cards) if flops_per_s and peak else None
-    if mfu is None and log.format == ONECARD:
-        shown = [mfu for mfu in steady.mfus if mfu is not None and mfu > 0]
-        mfu = statistics.median(shown) if shown else None
+    peak, without = peak_of(facts)
+    mfu = speed.flops_per_s / (peak * facts.cards) if speed.flops_per_s and peak else None
+    if mfu is None and facts.log.format == ONECARD:
+        mfu = statistics.median(shown(used)) if shown(used) else None
     if mfu is None:
-        notes.append(_how_to_get_mfu(log, known, flops_per_s))
-    if (loss := log.steps[-1].loss) is not None and not math.isfinite(loss):
-        notes.append(_("the last loss is {loss}: the run has diverged").format(loss=loss))
+        notes.append(_how_to_get_mfu(facts, speed.flops_per_s))
+    elif without:
+        notes.append(without)
+    last = facts.log.last.steps
+    if len(last) and math.isinf(last.loss[-1]):
+        notes.append(_("the last loss is no number: the run has diverged"))
+    log_mfu = next((mfu for mfu in reversed(last.mfu) if not math.isnan(mfu)), None)
     return Eta(
-        log=log,
+        facts=facts,
         step_ms=step_ms,
-        steps_used=len(steady),
-        tokens_per_step=tokens_per_step,
-        tokens_per_s=tokens_per_s,
-        flops_per_s=flops_per_s,
-        card=known.card,
+        steps_used=len(used),
+        tokens_per_step=speed.tokens_per_step,
+        tokens_per_s=speed.tokens_per_s,
+        flops_per_s=speed.flops_per_s,
         peak_flops=peak,
         mfu=mfu,
         log_mfu=log_mfu,
-        mfu_explanation=explain(log, log_mfu, mfu, known.card, peak),
-        last_step=last_step,
+        mfu_explanation=explain(facts, log_mfu, mfu, peak),
         steps_left=steps_left,
         evaluations_left=count,
         evaluation_s=evaluation,
         remaining_s=remaining,
         notes=tuple(notes),
+        prediction=prediction,
     )
 
 
-def _speed(
-    log: Log, known: Known, steady: Steps, step_ms: float, notes: list[str]
-) -> tuple[int | None, float | None, float | None]:
-    """Tokens per step and per second, and FLOPs per second, as far as log and reader say them."""
-    tokens_per_step = tokens_per_step_of(log, known, steady, notes)
-    flops_per_token = flops_per_token_of(log, known, notes)
-    by_log = flops_by_log(log, known.card, step_ms)
-    if tokens_per_step and flops_per_token is None and by_log and log.format == NANOCHAT_2025:
+def _shown_pace(facts: RunFacts, notes: list[str]) -> tuple[Start, Steps]:
+    """The newest start that shows the run's pace, and its steady steps: none of them where only first
+    iterations are in the log."""
+    newest = facts.log.last
+    for start in reversed(facts.log.starts or (newest,)):
+        used = steady(facts, start)
+        if len(used):
+            if start is not newest:
+                text = _(
+                    "of the newest start only the first iteration is in the log (step {step:,}): the pace is "
+                    "that of the start before it"
+                )
+                notes.append(
+                    text.format(step=int(newest.steps.step[-1]) if len(newest.steps) else facts.step)
+                )
+            return start, used
+    steps = timed(newest, facts.tokens_per_step)
+    if len(steps) > 1:
+        raise UserError(
+            _("every line of this log has an evaluation in its time"),
+            _("nanoGPT shows a step together with the evaluation before it, and here it shows no others"),
+            _("log more often than you evaluate: --log_interval=1"),
+            exit_code=1,
+        )
+    return newest, steps.part(0, 0)
+
+
+def _only_first(facts: RunFacts) -> UserError:
+    """A refusal that says what would help: without the model's sizes and the card nothing can be computed."""
+    needed = {
+        "--config FILE": facts.tokens_per_step is None or (facts.shape is None and facts.parameters is None),
+        '--gpu "RTX 4070"': facts.card is None,
+    }
+    hint = _("let it run to iteration 10 or so, and ask again")
+    if missing := [flag for flag, lacks in needed.items() if lacks]:
+        hint = _("with {flags} it is estimated now; or let it run to iteration 10 or so, and ask again")
+        hint = hint.format(flags=", ".join(missing))
+    steps = timed(facts.log.last, facts.tokens_per_step)
+    if not len(steps):
+        return UserError(_("no time of any step is in this log"), hint=hint, exit_code=1)
+    why = _(
+        "its {seconds:.1f} s say nothing about the others: compilation, tuning, CUDA's start and the first "
+        "data are in it, and with nanoGPT a whole evaluation"
+    )
+    what = _("only the first iteration is in this log")
+    if steps.step[0]:
+        what = _("only the first iteration after a resume is in this log (step {step:,})")
+    return UserError(
+        what.format(step=int(steps.step[0])), why.format(seconds=steps.ms[0] / 1000), hint, exit_code=1
+    )
+
+
+def _speed(facts: RunFacts, step_ms: float, notes: list[str]) -> tuple[RunFacts, _Speed]:
+    """Tokens per step and per second, and FLOPs per second, as far as log and reader say them; and the facts
+    with the number of cards that these figures show."""
+    tokens_per_step, of_a_token = facts.tokens_per_step, facts.flops_per_token
+    by_log = flops_by_log(facts, step_ms)
+    all_by_log = by_log * facts.cards if by_log else None
+    if tokens_per_step and of_a_token is None and all_by_log and facts.log.format == NANOCHAT_2025:
         # Without a head nothing but the log's own figures tell whether they count whole steps.
-        implied = by_log / (tokens_per_step / step_ms * 1000)
+        implied = all_by_log / (tokens_per_step / step_ms * 1000)
         if implied > LARGEST_FLOPS_PER_TOKEN:
             notes[:] = [
                 _(
@@ -139,12 +216,19 @@ def _speed(
             ]
             tokens_per_step = None
     tokens_per_s = tokens_per_step / step_ms * 1000 if tokens_per_step else None
-    if tokens_per_s is None and flops_per_token and by_log:
-        tokens_per_s = by_log / flops_per_token
-    flops_per_s = by_log
-    if flops_per_token and tokens_per_s:
-        flops_per_s = flops_per_token * tokens_per_s
-        if by_log and (note := disagreement(flops_per_s, by_log, log)):
+    if tokens_per_s is None and of_a_token and all_by_log:
+        tokens_per_s = all_by_log / of_a_token
+    flops_per_s = all_by_log
+    if of_a_token and tokens_per_s:
+        flops_per_s = of_a_token * tokens_per_s
+        if by_log and (many := cards_by_mfu(facts, flops_per_s, by_log)):
+            facts = replace(facts, cards=many, origin={**facts.origin, "cards": "log"})
+            text = _(
+                "the log's own MFU is that of one of {n} cards: the run is taken to be on {n} (--gpus N says "
+                "it otherwise)"
+            )
+            notes.append(text.format(n=many))
+        elif all_by_log and (note := disagreement(facts, flops_per_s, all_by_log)):
             notes.append(note)
     if tokens_per_s is None:
         notes.append(
@@ -153,114 +237,24 @@ def _speed(
                 "--gradient-accumulation-steps, or --config FILE"
             )
         )
-    return tokens_per_step, tokens_per_s, flops_per_s
+    return facts, _Speed(tokens_per_step, tokens_per_s, flops_per_s)
 
 
-# --- the time of a step -------------------------------------------------------------------------
-
-
-def steady_steps(log: Log, known: Known) -> Steps:
-    """The steps that show the pace: neither of the warm-up nor with an evaluation in them."""
-    first = log.steps[0].number
-    # A log whose first lines are missing (a paste, a tail) has no warm-up in it, or only an outlier more.
-    begins = first == 0 or log.starts > 1 or any((mfu or 0) < 0 for mfu in log.steps.mfus)
-    warm = first + WARM_UP_STEPS if begins else first
-    inflated = _inflated(log, known)
-    settled = log.steps.where(
-        [number >= warm and not more for number, more in zip(log.steps.numbers, inflated, strict=True)]
-    )
-    if not settled:  # few lines so far: any but the very first is better than none
-        settled = log.steps.where(
-            [number > first and not more for number, more in zip(log.steps.numbers, inflated, strict=True)]
-        )
-    if settled:
-        return settled
-    if len(log.steps) > 1:
-        raise UserError(
-            _("every line of this log has an evaluation in its time"),
-            _("nanoGPT shows a step together with the evaluation before it, and here it shows no others"),
-            _("log more often than you evaluate: --log_interval=1"),
-            exit_code=1,
-        )
-    why = _(
-        "its {seconds:.1f} s say nothing about the others: compilation, tuning, CUDA's start and the first "
-        "data are in it, and with nanoGPT a whole evaluation"
-    )
-    raise UserError(
-        _("only the first iteration is in this log"),
-        why.format(seconds=log.steps[0].ms / 1000),
-        _("let it run to iteration 10 or so, and ask again"),
-        exit_code=1,
-    )
-
-
-def _inflated(log: Log, known: Known) -> list[bool]:
-    """Of each step: is an evaluation in its time?"""
-    steps = log.steps
-    if log.format != NANOGPT:
-        return [False] * len(steps)  # the others keep evaluations out of their times
-    interval = setting_of(log, known, "eval_interval")
-    if not interval:
-        return steps.after_evaluation
-    return [
-        after or number % interval == 0
-        for number, after in zip(steps.numbers, steps.after_evaluation, strict=True)
-    ]
-
-
-def step_range(ms: list[float]) -> Range:
-    """The median, and what the average of the coming steps may be.
-
-    Two standard errors of the median, by the median absolute deviation, but not less than the floor. The
-    last third's median and the mean lie inside as well: the mean has the hiccups that the median leaves
-    out, each as three steps at most, for a machine that slept will not sleep at every thirtieth step.
-    """
-    in_order = sorted(ms)  # and so nearly are the deviations, which makes a large log's median cheap
-    median = statistics.median(in_order)
-    deviation = statistics.median([abs(value - median) for value in in_order])
-    error = 2 * MEDIAN_TO_MEAN * SIGMA_PER_MAD * deviation / math.sqrt(len(ms))
-    floor = next(share for lines, share in FLOORS if len(ms) < lines)
-    half, most = max(error, floor * median), 3 * median
-    bounds = [
-        max(median - half, 0.0),
-        median + half,
-        statistics.fmean([min(value, most) for value in ms] if in_order[-1] > most else ms),
-    ]
-    if len(ms) >= 9:
-        bounds.append(statistics.median(ms[-(len(ms) // 3) :]))
-    return Range(median, min(bounds), max(bounds))
-
-
-# --- how far it is ------------------------------------------------------------------------------
-
-
-def _how_to_get_mfu(log: Log, known: Known, flops_per_s: float | None) -> str:
-    if log.is_of_cpu:
+def _how_to_get_mfu(facts: RunFacts, flops_per_s: float | None) -> str:
+    if is_of_cpu(facts.log):
         return _("the run is on a CPU, whose peak nobody states: no MFU")
-    if known.card is None:
+    if facts.card is None:
         return _('MFU needs the card: add --gpu "RTX 4070" or another name that `onecard gpus` knows')
     if flops_per_s is None:
         return _("MFU needs the model's shape: add --config FILE, or the head of the log")
-    return _("MFU is left out: {card} has no peak for this dtype").format(card=known.card.name)
+    return _("MFU is left out: {card} has no peak for this dtype").format(card=facts.card.name)
 
 
-def _horizon(log: Log, known: Known, tokens_per_step: int | None) -> tuple[int | None, int]:
-    """(how many steps in all, how many are left); None where nobody says."""
-    last = known.max_iters
-    if known.tokens is not None:
-        if tokens_per_step is None:
-            raise UserError(
-                _("a horizon in tokens needs the tokens of an iteration"),
-                _("the log does not have them"),
-                _("add --batch-size, --block-size and --gradient-accumulation-steps, or use --max-iters"),
-            )
-        last = -(-known.tokens // tokens_per_step)
+def _steps_left(facts: RunFacts) -> int:
+    last, seen = facts.last_step, _seen(facts)
     if last is None:
-        last = log.facts.get("last_step") or setting_of(log, known, "max_iters")
-    if last is None:
-        return None, 0
-    seen = log.steps[-1].number
-    if seen > last and (known.max_iters is not None or known.tokens is not None):
+        return 0
+    if seen > last and facts.origin.get("last_step") == "flag":
         raise UserError(
             _(
                 "the log is past that end: its last line is of step {seen:,}, and {last:,} would be the last"
@@ -269,97 +263,11 @@ def _horizon(log: Log, known: Known, tokens_per_step: int | None) -> tuple[int |
             exit_code=1,
         )
     # Steps count from 0, and nanoGPT takes one more than max_iters; a bar counts steps that are done.
-    left = last - seen if log.format in (NANOGPT, HUGGINGFACE) else last - seen - 1
-    return last, max(0, left)
+    done = seen if facts.log.format in (NANOGPT, HUGGINGFACE) else seen + 1
+    return max(0, last - (done if len(facts.log.steps) or len(facts.log.evaluations) else 0))
 
 
-# --- evaluations --------------------------------------------------------------------------------
-
-
-def _evaluations(
-    log: Log, known: Known, step_ms: Range, tokens_per_s: float | None, last_step: int, notes: list[str]
-) -> tuple[int, Range]:
-    """How many are to come, and the seconds that one takes."""
-    nothing = Range(0.0, 0.0, 0.0)
-    if log.format == HUGGINGFACE:
-        return 0, nothing
-    interval = setting_of(log, known, "eval_interval") or _seen_interval(log)
-    taken = _evaluation_seconds(log, known, step_ms, tokens_per_s)
-    if interval is None and log.format in EVALUATION_TOKENS:
-        interval = EVALUATION_EVERY
-        if log.evaluations:
-            notes.append(_("evaluations are taken to come every 250 steps, nanochat's default"))
-        else:
-            taken = Range(0.0, 0.0, taken.high)
-            notes.append(_("no evaluation is in the log: nanochat's usual ones are in the upper bound alone"))
-    elif interval is None and log.format == NANOGPT and _may_be_usual(log):
-        interval = max(NANOGPT_EVERY, _shortest_interval(log))
-        micros = setting_of(log, known, "gradient_accumulation_steps") or known.gradient_accumulation_steps
-        longest = 1.5 * 2 * NANOGPT_BLOCKS / (micros or 1) * step_ms.mid / 3000
-        taken = Range(0.0, 0.0, min(taken.high, longest))
-        text = _(
-            "evaluations are in the upper bound alone: one every {n:,} steps is assumed, of {blocks} "
-            "micro-batches of each split, nanoGPT's defaults (--config FILE has the run's own)"
-        )
-        notes.append(text.format(n=interval, blocks=NANOGPT_BLOCKS))
-    elif interval is None and log.evaluations:
-        interval, taken = _shortest_interval(log), Range(0.0, 0.0, taken.high)
-        notes.append(
-            _(
-                "evaluations are in the upper bound alone: with one in the log it does not say how often "
-                "they come (--config FILE does)"
-            )
-        )
-    if interval is None:
-        notes.append(_("evaluations are not counted: none is in the log (--config FILE says when they come)"))
-        return 0, nothing
-    seen = log.steps[-1].number
-    count = max(0, last_step // interval - seen // interval)
-    if log.format != NANOGPT and last_step % interval and seen < last_step - 1:
-        count += 1  # the closing one
-    return count, taken
-
-
-def _seen_interval(log: Log) -> int | None:
-    numbers = sorted(set(log.evaluations))
-    between = [b - a for a, b in pairwise(numbers)]
-    return statistics.mode(between) if between else None
-
-
-def _may_be_usual(log: Log) -> bool:
-    """Does the only evaluation in the log lie where nanoGPT's default interval has one?"""
-    return bool(log.evaluations) and log.evaluations[-1] % NANOGPT_EVERY == 0
-
-
-def _shortest_interval(log: Log) -> int:
-    """The least that one evaluation among these steps allows: its number is a multiple of it."""
-    number = log.evaluations[-1]
-    alone = max(log.steps[-1].number - number, number - log.steps[0].number, 0) + 1
-    # Searched among the first divisors alone, for numbers may be anything; any larger one is as good.
-    return next((number // n for n in range(min(number // alone, 10_000), 0, -1) if number % n == 0), alone)
-
-
-def _evaluation_seconds(log: Log, known: Known, step_ms: Range, tokens_per_s: float | None) -> Range:
-    """Seen in the log where it shows; else computed: a forward pass is a third of a step's work."""
-    inflated = log.steps.where(_inflated(log, known))
-    extra = [(s.number, (s.ms - step_ms.mid) / 1000) for s in inflated]
-    first = log.steps[0].number
-    seen = [max(0.0, seconds) for number, seconds in extra if number != first]
-    if len(seen) == 1:
-        return Range(seen[0], 0.8 * seen[0], 1.2 * seen[0])
-    if seen:
-        return Range(statistics.median(seen), min(seen), max(seen))
-    # With compilation in it, the first one is a bound.
-    bound = max((seconds for _number, seconds in extra), default=math.inf)
-    computed: float | None = None
-    if log.format in EVALUATION_TOKENS:
-        computed = EVALUATION_TOKENS[log.format] / tokens_per_s / 3 if tokens_per_s else None
-    else:
-        blocks = setting_of(log, known, "eval_iters")
-        micros = setting_of(log, known, "gradient_accumulation_steps")
-        if blocks and micros:
-            computed = 2 * blocks / micros * step_ms.mid / 3000
-    if computed is None:
-        return Range(0.0, 0.0, bound if math.isfinite(bound) and bound > 0 else 0.0)
-    mid = min(computed, bound) if bound > 0 else computed
-    return Range(mid, 0.5 * mid, max(mid, min(1.5 * computed, bound)))
+def _seen(facts: RunFacts) -> int:
+    """The last step of which there is a line."""
+    steps = facts.log.last.steps
+    return int(steps.step[-1]) if len(steps) else facts.step

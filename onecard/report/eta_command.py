@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import json
 import math
-import sys
+import re
 import textwrap
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from onecard.config.knobs import knobs, load_config
-from onecard.config.run import RunConfig
-from onecard.config.sample import SampleConfig
 from onecard.errors import UserError
-from onecard.files import open_plain
-from onecard.hardware.cards import Card, find_card, match_rates
+from onecard.hardware.cards import find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.language import _, english, ngettext, number
-from onecard.report.eta import Eta, Range, estimate
-from onecard.report.known import Known
-from onecard.report.log_patterns import TRAINER
-from onecard.report.log_text import MAX_BYTES, decode
-from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log, read_log
+from onecard.report import reading
+from onecard.report.claims import claims_in
+from onecard.report.config_file import config_from
+from onecard.report.eta import Eta, estimate
+from onecard.report.gather import facts_of
+from onecard.report.known import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOCHAT_SFT, NANOGPT, ONECARD, Known
+from onecard.report.log import Log
 from onecard.report.mfu import percent
+from onecard.report.pace import Range, timed
 from onecard.report.run_folder import run_folder
+from onecard.report.source import content_of, named
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import is_paused
-from onecard.terminal import columns, hanging, say, show, show_json
+from onecard.terminal import columns, hanging, show, show_json
 from onecard.train.pace import duration
 
 WIDTH = 100
 PROGRAMS = {
-    NANOGPT: "nanoGPT", NANOCHAT: "nanochat", NANOCHAT_2025: "nanochat (2025)", ONECARD: "onecard",
-    HUGGINGFACE: "Hugging Face Trainer",
+    NANOGPT: "nanoGPT", NANOCHAT: "nanochat", NANOCHAT_2025: "nanochat (2025)",
+    NANOCHAT_SFT: "nanochat (SFT)", ONECARD: "onecard", HUGGINGFACE: "Hugging Face Trainer", "csv": "CSV",
+    "jsonl": "JSONL",
 }  # fmt: skip
+# Whoever pastes an answer pastes a few lines of a log with it.
+_MOST_LINES_OF_PROSE = 1000
+# The dicts of the Hugging Face Trainer.
+_TRAINER = re.compile(rb"\{['\"]loss['\"]: ?['\"]?[\d.]")
 
 
 def eta_command(
@@ -44,42 +49,23 @@ def eta_command(
 ) -> int:  # fmt: skip
     """`usual_gpu` counts where neither `gpu` nor the log says which card it is."""
     with english(as_json):
-        return _eta(source, known, config_file, gpu, as_json, usual_gpu)
+        known = _with_config(known, config_file)
+        known = replace(known, card=match_rates(gpu) or find_card(gpu) if gpu is not None else None)
+        return _eta(source, known, usual_gpu, as_json)
 
 
-def _eta(
-    source: str, known: Known, config_file: str | None, gpu: str | None, as_json: bool, usual_gpu: str | None
-) -> int:
-    card = match_rates(gpu) or find_card(gpu) if gpu is not None else None
-    known = _with_config(known, config_file)
-    text = decode(_content(source))
-    log = read_log(text)
-    if log is None and TRAINER.search(text):
-        raise UserError(
-            _("in {source} are losses of the Hugging Face Trainer, but no times").format(
-                source=_name(source)
-            ),
-            _("times are in its progress bar alone"),
-            _("add a line of that: {line}").format(line="10%|█ | 500/5000 [12:34<1:53:06,  1.51s/it]"),
-            exit_code=1,
-        )
-    if log is None:
-        raise UserError(
-            _("no training lines were found in {source}").format(source=_name(source)),
-            _("known are those of nanoGPT, nanochat, onecard and the Hugging Face Trainer"),
-            _("such a line is: {line}").format(line="iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%"),
-            exit_code=1,
-        )
-    damage = ""
-    if (folder := run_folder(source)) is not None:
-        log = folder.since_last_start(log)
-        if known.config is None:
-            config, damage = folder.config(), folder.damage()
-            known, log = replace(known, config=config), folder.facts_for(log, config)
-            damage = "; ".join(filter(None, (damage, folder.damaged_data(config))))
-    found = estimate(log, replace(known, card=card or _card_of(log, usual_gpu)))
-    before = tuple(note for note in (_pause_of(source), damage) if note)
-    found = replace(found, notes=(*before, *found.notes))
+def _eta(source: str, known: Known, usual_gpu: str | None, as_json: bool) -> int:
+    content = content_of(source)
+    log = _log_of(source, content)
+    if known.card is None:
+        usual = match_rates(usual_gpu) if usual_gpu is not None else None
+        if usual_gpu is None:
+            usual = next((gpu.card for gpu in local_gpus()), None)
+        known = replace(known, usual_card=usual)
+    found = estimate(facts_of(log, known, run_folder(source)))
+    impossible = _impossible(found, content)
+    before = tuple(note for note in (_pause_of(source),) if note)
+    found = replace(found, notes=(*before, *found.notes, *impossible))
     now = datetime.now().astimezone()
     if as_json:
         show_json(json.dumps(_strict(to_json(found, now)), indent=1, allow_nan=False))
@@ -88,30 +74,26 @@ def _eta(
     return 0
 
 
-def _content(source: str) -> bytes:
-    """One byte more than a log may have is enough to refuse it."""
-    if source == "-":
-        if sys.stdin.isatty():
-            say(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
-    path = Path(source)
-    of_a_run = path.is_dir() and (path / "log.txt").exists()
-    try:
-        # A person may name a pipe, such as <(ssh HOST cat LOG); in a run's folder none belongs.
-        with open_plain(path / "log.txt") if of_a_run else path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
+def _log_of(source: str, content: bytes) -> Log:
+    log = reading.read(content)
+    timeless = log is None or (not len(timed(log.last, 1)) and bool(len(log.steps)))
+    if timeless and (_TRAINER.search(content) if log is None else log.format == HUGGINGFACE):
         raise UserError(
-            _("there is no log {path}").format(path=source), hint=_("`onecard eta -` reads what you paste")
-        ) from None
-    except (OSError, ValueError) as error:
+            _("in {source} are losses of the Hugging Face Trainer, but no times").format(
+                source=named(source)
+            ),
+            _("times are in its progress bar alone"),
+            _("add a line of that: {line}").format(line="10%|█ | 500/5000 [12:34<1:53:06,  1.51s/it]"),
+            exit_code=1,
+        )
+    if log is None:
         raise UserError(
-            _("{path} cannot be read").format(path=source), str(getattr(error, "strerror", None) or error)
-        ) from None
-
-
-def _name(source: str) -> str:
-    return _("what was pasted") if source == "-" else source
+            _("no training lines were found in {source}").format(source=named(source)),
+            _("known are those of nanoGPT, nanochat, onecard and the Hugging Face Trainer"),
+            _("such a line is: {line}").format(line="iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%"),
+            exit_code=1,
+        )
+    return log
 
 
 def _with_config(known: Known, config_file: str | None) -> Known:
@@ -119,8 +101,29 @@ def _with_config(known: Known, config_file: str | None) -> Known:
         raise UserError(_("--tokens and --max-iters both say when the run ends"), hint=_("keep one of them"))
     if config_file is None:
         return known
-    others = frozenset(field.name for field in knobs(SampleConfig))
-    return replace(known, config=load_config(RunConfig, [config_file], also_known=others))
+    config, notes = config_from(config_file)
+    return replace(known, config=config, notes=(*known.notes, *notes))
+
+
+def _impossible(found: Eta, content: bytes) -> list[str]:
+    """Notes on claims in what was pasted that no card of this kind can keep."""
+    if found.floor_ms is None or len(found.log.steps) > _MOST_LINES_OF_PROSE:
+        return []
+    prose = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
+    claims = claims_in(prose, found.tokens_per_step, found.last_step)
+    words = dict.fromkeys(f'"{claim.words}"' for claim in claims if claim.ms < found.floor_ms)
+    if not words:
+        return []
+    text = _(
+        "impossible on this card: {claims}; an iteration takes {floor} at least, {flops:.1f} TFLOP at "
+        "{peak:.1f} TFLOPS"
+    )
+    figures = {
+        "floor": _one(found.floor_ms),
+        "flops": found.floor_flops / 1e12,
+        "peak": found.all_peak / 1e12,
+    }
+    return [text.format(claims=", ".join(words), **figures)]
 
 
 def _pause_of(source: str) -> str:
@@ -131,19 +134,6 @@ def _pause_of(source: str) -> str:
     return note.format(how=f"--out_dir={source} --resume-now")
 
 
-def _card_of(log: Log, usual_gpu: str | None) -> Card | None:
-    """The card the log names, else the usual one, else this machine's."""
-    if log.is_of_cpu:
-        return None
-    if "gpu" in log.facts:
-        return match_rates(str(log.facts["gpu"]))
-    if log.format == ONECARD and all(mfu is None for mfu in log.steps.mfus):
-        return None  # it ran on a CPU, or on a card nobody knows
-    if usual_gpu is not None:
-        return match_rates(usual_gpu)
-    return next((gpu.card for gpu in local_gpus()), None)
-
-
 # --- for programs -------------------------------------------------------------------------------
 
 
@@ -152,16 +142,19 @@ def to_json(found: Eta, now: datetime) -> dict[str, Any]:
     step, left = found.step_ms, found.remaining_s
     return {
         "format": found.log.format,
-        "steps_seen": len(found.log.steps),
+        "steps_seen": len(found.log.last.steps),
         "steps_used": found.steps_used,
-        "last_seen": found.log.steps[-1].number,
+        "last_seen": found.last_seen,
         "max_iters": found.last_step,
         "steps_left": found.steps_left if found.last_step is not None else None,
         "step_ms": {"median": step.mid, "low": step.low, "high": step.high},
+        "floor_ms": found.floor_ms,
+        "predicted": found.prediction is not None,
         "tokens_per_step": found.tokens_per_step,
         "tokens_per_s": found.tokens_per_s,
         "tflops": found.flops_per_s / 1e12 if found.flops_per_s else None,
         "card": found.card.name if found.card else None,
+        "cards": found.facts.cards,
         "peak_tflops": found.peak_flops / 1e12 if found.peak_flops else None,
         "mfu": found.mfu,
         "log_mfu": found.log_mfu,
@@ -195,26 +188,9 @@ def _later(now: datetime, seconds: float) -> datetime:
 
 
 def to_text(found: Eta, now: datetime) -> str:
-    log = found.log
-    if found.last_step is None:
-        head = ngettext(
-            "{program} log: {lines:,} line, of step {last:,}",
-            "{program} log: {lines:,} lines, up to step {last:,}",
-            len(log.steps),
-        )
-    else:
-        head = ngettext(
-            "{program} log: {lines:,} line, step {last:,} of {total:,}",
-            "{program} log: {lines:,} lines, steps {first:,} to {last:,} of {total:,}",
-            len(log.steps),
-        )
-    head = head.format(
-        program=PROGRAMS[log.format], lines=len(log.steps), first=log.steps[0].number,
-        last=log.steps[-1].number, total=found.last_step,
-    )  # fmt: skip
-    if log.starts > 1:
-        head += _(" (the last of {n} starts)").format(n=log.starts)
     rows = [(_("step"), _step_text(found))]
+    if found.prediction is not None:
+        rows.append((_("at least"), _floor_text(found)))
     speeds = [_("{n:,} tokens/s").format(n=_rounded(found.tokens_per_s))] if found.tokens_per_s else []
     if found.flops_per_s:
         small = found.flops_per_s < 1e12
@@ -223,12 +199,14 @@ def to_text(found: Eta, now: datetime) -> str:
     if speeds:
         rows.append((_("speed"), ", ".join(speeds)))
     if found.mfu is not None:
-        rows.append((_("true MFU"), _mfu_text(found)))
+        rows.append((_("true MFU") if found.prediction is None else _("likely MFU"), _mfu_text(found)))
     rows += _time_rows(found, now)
     if found.loss is not None:
         rows.append((_("loss"), number(found.loss, ".4f")))
+    if found.prediction is not None:
+        rows.append((_("next"), _next_text(found)))
     wide = max(len(name) for name, _text in rows)
-    lines = _paragraph(head)
+    lines = _paragraph(_head(found))
     for name, text in rows:
         lines += hanging(f"  {name:<{wide}}  {text}", columns(of_a_pipe=WIDTH), wide + 4)
     if found.log_mfu is not None:
@@ -238,14 +216,68 @@ def to_text(found: Eta, now: datetime) -> str:
     return "\n".join(lines)
 
 
+def _head(found: Eta) -> str:
+    steps = found.log.last.steps
+    if not len(steps):
+        return _("no step with its time yet: an estimate from what is said of the run")
+    if found.last_step is None:
+        head = ngettext(
+            "{program} log: {lines:,} line, of step {last:,}",
+            "{program} log: {lines:,} lines, up to step {last:,}",
+            len(steps),
+        )
+    else:
+        head = ngettext(
+            "{program} log: {lines:,} line, step {last:,} of {total:,}",
+            "{program} log: {lines:,} lines, steps {first:,} to {last:,} of {total:,}",
+            len(steps),
+        )
+    head = head.format(
+        program=PROGRAMS.get(found.log.format, found.log.format), lines=len(steps), first=int(steps.step[0]),
+        last=int(steps.step[-1]), total=found.last_step,
+    )  # fmt: skip
+    if len(found.log.starts) > 1:
+        head += _(" (the last of {n} starts)").format(n=len(found.log.starts))
+    return head
+
+
 def _step_text(found: Eta) -> str:
-    left_out = len(found.log.steps) - found.steps_used
+    if (guess := found.prediction) is not None:
+        text = _("{time}: plan's figure for {program}")
+        if guess.first_ms is not None:
+            text = _(
+                "{time}: plan's figure for {program}; the first iteration's {first} are compilation, tuning "
+                "and the first data"
+            )
+        first = _one(guess.first_ms) if guess.first_ms is not None else ""
+        return text.format(time=_seconds(found.step_ms), program=guess.program, first=first)
+    left_out = len(found.log.last.steps) - found.steps_used
     text = f"{_seconds(found.step_ms)}: " + ngettext(
         "median of {n:,} line", "median of {n:,} lines", found.steps_used
     ).format(n=found.steps_used)
-    if left_out:
+    if left_out > 0:
         text += _(", {n:,} of warm-up and evaluations left out").format(n=left_out)
     return text
+
+
+def _floor_text(found: Eta) -> str:
+    """The arithmetic that no run can beat."""
+    assert found.floor_ms is not None
+    text = _("{time}: {flops:.1f} TFLOP of an iteration at {peak:.1f} TFLOPS, all that the card can do")
+    flops = found.floor_flops / 1e12
+    return text.format(time=_one(found.floor_ms), flops=flops, peak=found.all_peak / 1e12)
+
+
+def _next_text(found: Eta) -> str:
+    text = _("paste {n} more lines once they are there, such as `{line}`: the real speed is in them")
+    line = "iter 10: loss 9.8765, time 4321.12ms, mfu 11.52%"
+    if found.log.format in (NANOCHAT, NANOCHAT_2025):
+        line = "step 00010/02520 (0.40%) | loss: 6.123456 | lrm: 0.25 | dt: 1177.12ms | tok/sec: 55,700 | ..."
+    return text.format(n=10, line=line)
+
+
+def _one(ms: float) -> str:
+    return f"{number(ms / 1000, '.2f')} s" if ms >= 1000 else f"{number(ms, '.1f')} ms"
 
 
 def _seconds(value: Range) -> str:

@@ -33,12 +33,17 @@ class Place:
     """Where a loss stands among published ones."""
 
     text: str
-    rows: tuple[tuple[str, float, float | None, float, str], ...] = ()  # model, millions, tokens (1e9), loss, source
+    rows: tuple[
+        tuple[str, float, float | None, float, str], ...
+    ] = ()  # model, millions, tokens (1e9), loss, source
     expected: float | None = None  # the loss of a usual run of this size and horizon
     low: float | None = None
     high: float | None = None
     bridges: tuple[str, ...] = ()  # the steps of a comparison that nothing published makes directly
     cannot: str = ""  # why no comparison is made
+    standing: str = ""  # ahead, on (the trend) or behind
+    equals_tokens: float | None = None  # after so many a usual run of this size ends at this loss
+    unit: str = "nats"  # a token; or bpb, bits per byte of text
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,9 @@ class ForecastPoint:
     loss: float
     low: float
     high: float
-    case: str = ""  # "" is the end of this schedule; else such as "decayed and restarted", "longer from the start"
+    case: str = (
+        ""  # "" is the end of this schedule; else such as "decayed and restarted", "longer from the start"
+    )
 
 
 @dataclass(frozen=True)

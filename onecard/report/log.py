@@ -1,8 +1,8 @@
 """A run as its log has it: steps and evaluations in columns, and what its head says.
 
-A log of 200 MB has millions of steps: an object for each would take longer to make than its line to read, and
-most questions (a median, a maximum) are about one column. In a column NaN is "not said"; a loss or a norm that
-the log shows as NaN or infinite is math.inf.
+A log of 200 MB has millions of steps: an object for each would take longer to make than its line to read,
+and most questions (a median, a maximum) are about one column. In a column NaN is "not said"; a loss or a norm
+that the log shows as NaN or infinite is math.inf.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 NOT_SAID = math.nan
 
@@ -36,13 +36,13 @@ class Columns:
         for name in self.NAMES:
             getattr(self, name).append(row.get(name, NOT_SAID))
 
-    def where(self, chosen: Sequence[bool]) -> Columns:
+    def where(self, chosen: Sequence[bool]) -> Self:
         """The rows at whose place `chosen` is true."""
         if all(chosen):
             return self
         return type(self)(**{name: array("d", compress(getattr(self, name), chosen)) for name in self.NAMES})
 
-    def part(self, begin: int | None, end: int | None) -> Columns:
+    def part(self, begin: int | None, end: int | None) -> Self:
         return type(self)(**{name: getattr(self, name)[begin:end] for name in self.NAMES})
 
     def pairs(self, name: str) -> list[tuple[int, float]]:
@@ -121,13 +121,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Log:
-    """All that a log says. `steps` and `evaluations` are the run's curve: all starts, each taken until the step
-    where the next one goes on."""
+    """All that a log says. `steps` and `evaluations` are the run's curve: all starts, each taken until the
+    step where the next one goes on."""
 
     format: str  # a name of formats.py
     steps: Steps
     evaluations: Evaluations
-    settings: Mapping[str, int | float | str] = field(default_factory=dict)  # knobs, as the trainer names them
+    settings: Mapping[str, int | float | str] = field(
+        default_factory=dict
+    )  # knobs, as the trainer names them
     facts: Mapping[str, Any] = field(default_factory=dict)
     starts: tuple[Start, ...] = ()  # in the order of the log; the last one is the newest
     planned: Planned = field(default_factory=Planned)

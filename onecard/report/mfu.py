@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import statistics
 
-from onecard.hardware.cards import Card, read_words
+from onecard.hardware.cards import read_words
 from onecard.language import _, number
-from onecard.report.logs import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Log
+from onecard.report.known import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD
+from onecard.report.log import Steps
+from onecard.report.run_facts import RunFacts
 
 A100_FLOPS = 312e12
 H100_FLOPS = 989e12
@@ -24,10 +26,27 @@ NANOCHAT_TABLE = {
 AGREEMENT = 0.05
 # Printed to 0.01%: anything smaller is too coarse to compare with.
 COMPARABLE = 0.005
+_MACHINES = (2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 64)  # cards that a run is on
 
 
-def divisor(log: Log, card: Card | None) -> float | None:
+def peak_of(facts: RunFacts) -> tuple[float | None, str]:
+    """The FLOPs per second that the card can do at best in the run's dtype, and a note where it does not have
+    that dtype."""
+    card = facts.card
+    if card is None:
+        return None, ""
+    dtype = facts.dtype or "bfloat16"
+    tflops, note = card.peak_tflops(dtype), ""
+    if tflops is None and dtype == "bfloat16":
+        tflops = card.peak_tflops("float16")
+        if tflops is not None:
+            note = _("{card} has no bfloat16: its float16 rate is taken").format(card=card.name)
+    return (tflops * 1e12 if tflops else None), note
+
+
+def divisor(facts: RunFacts) -> float | None:
     """The FLOPs per second by which this log's MFU was divided, per card; None where nobody knows."""
+    log, card = facts.log, facts.card
     if log.format == NANOGPT:
         return A100_FLOPS
     if log.format == NANOCHAT_2025:
@@ -36,39 +55,52 @@ def divisor(log: Log, card: Card | None) -> float | None:
         if "peak_flops" in log.facts:
             return float(log.facts["peak_flops"])
         return NANOCHAT_TABLE.get("".join(read_words(card.name).words)) if card is not None else None
-    if log.format == ONECARD and card is not None:
-        peak = card.peak_tflops(str(log.facts.get("dtype", "bfloat16")))
-        return peak * 1e12 if peak else None
-    return None
+    return peak_of(facts)[0] if log.format == ONECARD else None
 
 
-def flops_by_log(log: Log, card: Card | None, step_ms: float) -> float | None:
-    """FLOPs per second of all cards at this step time, by the log's own MFU; None where it says nothing."""
-    used = divisor(log, card)
-    shown = [mfu for mfu in log.steps.mfus if mfu and mfu > 0]
-    if used is None or not math.isfinite(used) or not shown:
+def shown(steps: Steps) -> list[float]:
+    """The MFUs that mean something."""
+    return [mfu for mfu in steps.mfu if mfu > 0]
+
+
+def flops_by_log(facts: RunFacts, step_ms: float) -> float | None:
+    """FLOPs per second of one card at this step time, by the log's own MFU; None where it says nothing."""
+    used, steps = divisor(facts), facts.log.last.steps
+    mfus = shown(steps)
+    if used is None or not math.isfinite(used) or not mfus:
         return None
-    share = statistics.median(shown)
-    if log.format == NANOGPT and len(shown) > 5:
+    share = statistics.median(mfus)
+    if facts.log.format == NANOGPT and len(mfus) > 5:
         # nanoGPT shows an average, m = 0.9 m + 0.1 work / time, in which an evaluation is felt for twenty
         # lines. It is linear in the work, so that the first and the last value give the work back.
         times = 0.0
-        used_ms = [ms for ms, mfu in zip(log.steps.ms, log.steps.mfus, strict=True) if mfu and mfu > 0]
+        used_ms = [ms for ms, mfu in zip(steps.ms, steps.mfu, strict=True) if mfu > 0]
         for ms in used_ms[1:]:
             times = 0.9 * times + 0.1 / ms
-        work = (shown[-1] - 0.9 ** (len(shown) - 1) * shown[0]) / times
+        work = (mfus[-1] - 0.9 ** (len(mfus) - 1) * mfus[0]) / times
         share = work / step_ms if work > 0 else share
-    return share * used * log.cards
+    return share * used
 
 
-def explain(log: Log, shown: float | None, true: float | None, card: Card | None, peak: float | None) -> str:
+def cards_by_mfu(facts: RunFacts, by_shape: float, by_log: float) -> int | None:
+    """How many cards the run is on, where its head does not say it: nanoGPT's tokens are those of all of
+    them, its MFU is that of one."""
+    ratio, steps = by_shape / by_log, facts.log.last.steps
+    many = round(ratio)
+    if facts.log.format != NANOGPT or "cards" in facts.origin or max(shown(steps), default=0.0) < COMPARABLE:
+        return None
+    return many if many in _MACHINES and abs(ratio / many - 1) <= AGREEMENT else None
+
+
+def explain(facts: RunFacts, shown: float | None, true: float | None, peak: float | None) -> str:
     """Why the log shows `shown` where `true` is the share of this card's `peak` FLOPs per second."""
-    said = [_why(log, shown, card)]
+    log, card = facts.log, facts.card
+    said = [_why(facts, shown)]
     if (
         log.format == NANOGPT
         and shown is not None
         and shown >= 0
-        and any((mfu or 0) < 0 for mfu in log.steps.mfus)
+        and any(mfu < 0 for mfu in log.last.steps.mfu)
     ):
         said.append(_minus_hundred())
     if log.format == NANOGPT and shown is not None and shown > 0 and card is not None and peak is not None:
@@ -79,7 +111,7 @@ def explain(log: Log, shown: float | None, true: float | None, card: Card | None
             )
         )  # fmt: skip
         share = shown * A100_FLOPS / peak
-        if true is not None and log.evaluations and share < (1 - AGREEMENT) * true:
+        if true is not None and len(log.last.evaluations) and share < (1 - AGREEMENT) * true:
             said.append(
                 _(
                     "That is less than the {percent:.0f}% above: nanoGPT shows a moving average, and an "
@@ -89,8 +121,8 @@ def explain(log: Log, shown: float | None, true: float | None, card: Card | None
     if true is not None and true > 1.05:
         said.append(
             _(
-                "More than the card can do is not possible: is it another card, several, or the config "
-                "of another run?"
+                "More than the card can do is not possible: is it another card, several (--gpus N), or the "
+                "config of another run?"
             )
         )
     elif shown is not None and shown > 1 and log.format != ONECARD:
@@ -98,7 +130,8 @@ def explain(log: Log, shown: float | None, true: float | None, card: Card | None
     return " ".join(text for text in said if text)
 
 
-def _why(log: Log, shown: float | None, card: Card | None) -> str:
+def _why(facts: RunFacts, shown: float | None) -> str:
+    log, card = facts.log, facts.card
     if log.format == HUGGINGFACE:
         return _("The Hugging Face Trainer prints no MFU.")
     if shown is None:
@@ -118,7 +151,7 @@ def _why(log: Log, shown: float | None, card: Card | None) -> str:
             "nanochat does not find the card in its table (of the RTX 40 it has the 4090 alone), divides by "
             "infinity and so shows 0%."
         )
-    used = divisor(log, card)
+    used = divisor(facts)
     if used is None or used == float("inf"):
         return _("nanochat divides by its own table's figure for the card.")
     return _("nanochat divides by {tflops:.1f} TFLOPS, its table's figure for the card.").format(
@@ -130,17 +163,16 @@ def _minus_hundred() -> str:
     return _("-100% is no measurement: nanoGPT starts at -1 and shows that until 5 iterations have passed.")
 
 
-def disagreement(by_shape: float, by_log: float, log: Log) -> str:
+def disagreement(facts: RunFacts, by_shape: float, by_log: float) -> str:
     """A note where the FLOPs per second from the model's shape and from the log's MFU differ."""
-    ratio = by_shape / by_log
-    coarse = max((mfu or 0.0) for mfu in log.steps.mfus) < COMPARABLE
-    if coarse or abs(ratio - 1) <= AGREEMENT:
+    coarse = max(shown(facts.log.last.steps), default=0.0) < COMPARABLE
+    if coarse or abs(by_shape / by_log - 1) <= AGREEMENT:
         return ""
-    note = _("the model's shape gives {shape:.1f} TFLOPS, the log's own MFU {log:.1f}: {guess}")
-    guess = _("is the config that of this run?")
-    if log.format == NANOGPT and ratio > 1.8 and abs(ratio - round(ratio)) < 0.1 * ratio:
-        guess = _("nanoGPT's is that of one of {n} cards?").format(n=round(ratio))
-    return note.format(shape=by_shape / 1e12, log=by_log / 1e12, guess=guess)
+    note = _(
+        "the model's shape gives {shape:.1f} TFLOPS, the log's own MFU {log:.1f}: is the config that of this "
+        "run?"
+    )
+    return note.format(shape=by_shape / 1e12, log=by_log / 1e12)
 
 
 def percent(share: float) -> str:

@@ -17,7 +17,8 @@ from onecard.report.log import Log
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate by step. `kind` is cosine, linear, constant, wsd (constant, then down), table or unknown."""
+    """A learning rate by step. `kind`: cosine, linear, constant, wsd (constant, then down), table or
+    unknown."""
 
     kind: str
     peak: float | None = None
@@ -40,16 +41,20 @@ class RunFacts:
     shape: Shape | None = None
     parameters: int | None = None
     parameters_without_embeddings: int | None = None
+    flops_per_token: float | None = None
     tokens_per_step: int | None = None
     batch_size: int | None = None
     block_size: int | None = None
     gradient_accumulation_steps: int | None = None
     cards: int = 1
     vocab_size: int | None = None
-    tokenizer: str | None = None  # gpt2, char, byte, nanochat-32k, nanochat-65k, gpt-neox, llama2; None: not said
+    tokenizer: str | None = (
+        None  # gpt2, char, byte, nanochat-32k, nanochat-65k, gpt-neox, llama2; None: not said
+    )
     data: str | None = None  # as references.toml names it: FineWeb, FineWeb-Edu, OpenWebText, C4, ...
     train_tokens: int | None = None  # of the data there is: tokens / train_tokens are the passes
     eval_tokens: int | None = None  # of one evaluation of one split
+    eval_every: int | None = None  # steps between evaluations
     last_step: int | None = None  # the step at which the run ends
     schedule: Schedule | None = None
     dropout: float | None = None
@@ -60,7 +65,8 @@ class RunFacts:
     card: Card | None = None
     source: str = ""  # as the person named it, for commands: a folder, a file, "-"
     folder: str = ""  # of a run of onecard or nanoGPT, where it is one
-    # Of each fact by name: log, command, prose, config, folder, data, flag.
+    # Of each fact by name: log, command, prose, config, folder, data, flag, usual (this machine's card),
+    # trainer (its default).
     origin: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -17,7 +17,8 @@ from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.files import load_json
 from onecard.language import _
-from onecard.report.logs import ONECARD, Log
+from onecard.report.known import ONECARD
+from onecard.report.log import Evaluations, Log, Start, Steps
 from onecard.run.directory import RunDirectory, read_json
 from onecard.run.stored import json_lines
 
@@ -34,6 +35,10 @@ class RunFolder:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
+
+    @property
+    def path(self) -> str:
+        return str(self._directory.path)
 
     def config(self) -> RunConfig | None:
         """The run's; where config.json is damaged the newest checkpoint's, as where it is lost."""
@@ -91,16 +96,22 @@ class RunFolder:
         return data_facts(config.dataset).problem
 
     def since_last_start(self, log: Log) -> Log:
-        """The steps of the last process: a run that goes on where it was stopped writes on as if nothing had
-        been, and only its events show that these steps have a warm-up and perhaps a card of their own."""
-        began = self._starts()
+        """The log with the last process as a start of its own: a run that goes on where it was stopped writes
+        on as if nothing had been, and only its events show that these steps have a warm-up and perhaps a card
+        of their own."""
+        began, last = self._starts(), log.last
         for count in range(len(began), 0, -1):
             first = began[count - 1]
-            since = [number >= first for number in log.steps.numbers]
+            since = [step >= first for step in last.steps.step]
             if sum(since) >= _LEAST_LINES:
-                evaluations = tuple(number for number in log.evaluations if number >= first)
-                steps, starts = log.steps.where(since), max(count, log.starts)
-                return replace(log, steps=steps, evaluations=evaluations, starts=starts)
+                newest = Start(last.steps.where(since), _of(last.evaluations, first, since=True))
+                before = Start(
+                    last.steps.where([not after for after in since]),
+                    _of(last.evaluations, first, since=False),
+                )
+                earlier = (*log.starts[:-1], *((before,) if len(before.steps) else ()))
+                blanks = (Start(Steps(), Evaluations()),) * max(0, count - 1 - len(earlier))
+                return replace(log, starts=(*blanks, *earlier, newest))
         return log
 
     def _starts(self) -> list[int]:
@@ -152,6 +163,10 @@ def run_folder(source: str) -> RunFolder | None:
     if source == "-" or not (path.is_dir() or path.name == "log.txt"):
         return None
     return RunFolder(RunDirectory(path if path.is_dir() else path.parent))
+
+
+def _of(evaluations: Evaluations, first: int, *, since: bool) -> Evaluations:
+    return evaluations.where([(step >= first) is since for step in evaluations.step])
 
 
 def _sound(config: RunConfig) -> RunConfig:

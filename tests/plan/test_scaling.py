@@ -98,7 +98,7 @@ def test_the_constants_are_what_the_script_fits(fitting: ModuleType) -> None:
     for ours, fitted in ((LAW, base.law), (JOINT_LAW, joint.law)):
         for n, d in ((10e6, 1e9), (41e6, 3e9), (124e6, 10e9), (350e6, 32e9)):
             assert ours.loss(n, d) == pytest.approx(fitted.loss(n, d), abs=0.005)
-    assert base.rms == pytest.approx(0.038, abs=0.001)
+    assert base.rms == pytest.approx(0.035, abs=0.001)
     assert 2 * base.rms <= scaling.HALF_WIDTH
     assert base.still_high == scaling.STILL_HIGH
 
@@ -127,7 +127,7 @@ def test_a_range_holds_the_fits_that_decide_otherwise(fitting: ModuleType) -> No
         distance for (n, d), (distance, _) in apart.items() if scaling.half_width(n, d) == scaling.HALF_WIDTH
     ]
     assert len(inside) >= 8
-    assert max(inside) > 0.7 * scaling.HALF_WIDTH
+    assert max(inside) > 0.6 * scaling.HALF_WIDTH
 
 
 def test_the_worth_of_a_token_holds_what_was_measured(fitting: ModuleType) -> None:
@@ -150,11 +150,11 @@ def test_the_ends_of_llmcs_runs_are_within(model: str, tokens: float, loss: floa
     assert not predicted.extrapolated
 
 
-def test_a_40m_run_at_4_17_is_behind_the_trend() -> None:
-    predicted = predicted_loss(40_950_000, 3.146e9)
-    assert 3.8 < predicted.middle < 4.0
+def test_a_small_run_well_above_the_trend_is_behind_it() -> None:
+    predicted = predicted_loss(45_000_000, 2.9e9)
+    assert 3.75 < predicted.middle < 3.95
     assert predicted.high > 3.9
-    assert predicted.standing(4.17) == "behind"
+    assert predicted.standing(4.2) == "behind"
     assert not predicted.extrapolated
 
 
@@ -177,14 +177,14 @@ def test_llmcs_runs_on_their_way_are_within_once_their_learning_rate_is_known(fi
     assert len(rows) == 12
     for row in rows:
         predicted = predicted_loss(row.parameters, row.tokens)
-        assert predicted.standing(row.loss, fitting.learning_rate(row)) == "within"
+        assert predicted.standing(row.loss, row.lr) == "within"
 
 
 def test_standing_has_three_answers() -> None:
     loss = LossRange(3.0, 3.1, 3.2, "", False)
     assert [loss.standing(x) for x in (2.99, 3.0, 3.2, 3.21)] == ["ahead", "within", "within", "behind"]
-    # With the learning rate at its peak 0.087 more are allowed, and fewer are enough to be ahead.
-    assert [loss.standing(x, 1.0) for x in (3.05, 3.1, 3.28, 3.29)] == ["ahead", "within", "within", "behind"]
+    # With the learning rate at its peak 0.074 more are allowed, and fewer are enough to be ahead.
+    assert [loss.standing(x, 1.0) for x in (3.05, 3.1, 3.27, 3.28)] == ["ahead", "within", "within", "behind"]
 
 
 # --- how ranges behave ------------------------------------------------------------------------------

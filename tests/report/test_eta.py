@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from written_logs import NOTES_FLOPS, NOTES_HEAD, nanochat_log, nanogpt_log
+from written_logs import D12_HEAD, NOTES_FLOPS, NOTES_HEAD, nanochat_log, nanogpt_log
 
 from onecard import cli
 from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
-from onecard.report import eta_command
-from onecard.report.eta import Eta, estimate, step_range
+from onecard.report import eta_command, reading
+from onecard.report.eta import Eta, estimate
+from onecard.report.gather import facts_of
 from onecard.report.known import Known
-from onecard.report.logs import read_log
+from onecard.report.pace import step_range
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import evaluation_line, iteration_line
 
@@ -38,9 +39,9 @@ def no_card_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def eta_of(text: str, **known: Any) -> Eta:
-    log = read_log(text)
+    log = reading.read(text.encode())
     assert log is not None
-    return estimate(log, Known(**{"card": CARD, **known}))
+    return estimate(facts_of(log, Known(**{"card": CARD, **known})))
 
 
 Answer = tuple[int, str, str]
@@ -255,12 +256,31 @@ def test_a_run_at_its_end_has_nothing_left() -> None:
 
 
 def test_nanochats_evaluations_are_not_in_its_times() -> None:
-    """80 × 524,288 tokens, forward alone, every 250 steps and at the end."""
-    found = eta_of(nanochat_log(9413, 40))
-    assert found.evaluations_left == 11
-    assert found.evaluation_s.mid == pytest.approx(80 * 9.413 / 3, rel=0.01)
-    unseen = eta_of(nanochat_log(9413, 40, evaluate=0))
-    assert unseen.evaluation_s.mid == 0 and unseen.remaining_s.high == pytest.approx(found.remaining_s.high)
+    """What its log does not say, their size, is in the upper bound alone; said by an option, it counts."""
+    found = eta_of(nanochat_log(9413, 600))
+    assert (found.evaluations_left, found.evaluation_s.mid, found.evaluation_s.low) == (9, 0, 0)
+    assert found.remaining_s.mid == pytest.approx(found.step_ms.mid / 1000 * found.steps_left)
+    assert found.evaluation_s.high == pytest.approx(1.5 * 80 * 9.413 / 3, rel=0.01)
+    assert any("upper bound alone" in note and "--eval-tokens N says it" in note for note in found.notes)
+    said = eta_of(nanochat_log(9413, 600), eval_tokens=40 * 524_288)
+    assert said.evaluation_s.mid == pytest.approx(40 * 9.413 / 3, rel=0.01)
+    assert said.remaining_s.mid == pytest.approx(found.remaining_s.mid + 9 * said.evaluation_s.mid)
+    assert not any("evaluations" in note for note in said.notes)
+
+
+def test_a_small_nanochat_runs_estimate_is_not_of_its_evaluations() -> None:
+    """32,768 tokens a step: the default evaluation takes as long as 427 steps, with one every 250."""
+    small = {"tokens": 32_768, "head": D12_HEAD.replace("524,288", "32,768")}
+    found = eta_of(nanochat_log(590, 40, evaluate=0, **small))
+    steps_alone = found.step_ms.mid / 1000 * found.steps_left
+    assert found.remaining_s.mid == pytest.approx(steps_alone)
+    assert found.remaining_s.high > 2 * steps_alone
+    assert any(
+        "one every 250 steps" in note and "--eval-every N --eval-tokens N" in note for note in found.notes
+    )
+    said = eta_of(nanochat_log(590, 40, evaluate=0, **small), eval_every=1000, eval_tokens=327_680)
+    assert said.evaluations_left == 3
+    assert said.remaining_s.mid == pytest.approx(steps_alone + 3 * 10 * 0.59 / 3, rel=0.01)
 
 
 # --- tokens per second --------------------------------------------------------------------------
@@ -491,11 +511,11 @@ def test_every_log_that_can_be_read_gets_an_answer_or_a_reason(
     lines: list[tuple[int, float, float]], horizon: int
 ) -> None:
     text = "\n".join(f"iter {n}: loss 1.0, time {ms:.3f}ms, mfu {mfu:.2f}%" for n, ms, mfu in lines)
-    log = read_log(text)
+    log = reading.read(text.encode())
     assume(log is not None)
     assert log is not None
     try:
-        found = estimate(log, Known(max_iters=horizon, card=CARD))
+        found = estimate(facts_of(log, Known(max_iters=horizon, card=CARD)))
     except UserError:
         return
     now = datetime.now().astimezone()

@@ -14,10 +14,10 @@ from written_logs import nanogpt_log
 
 from onecard import cli
 from onecard.hardware.cards import find_card
-from onecard.report import eta_command
+from onecard.report import eta_command, reading
 from onecard.report.eta import estimate
+from onecard.report.gather import facts_of
 from onecard.report.known import Known
-from onecard.report.logs import read_log
 from onecard.report.mfu import percent
 
 Answer = tuple[int, str, str]
@@ -83,8 +83,8 @@ def test_an_absurd_mfu_is_passed_over(run: Callable[..., Answer], mfu: str) -> N
 
 def test_minus_100_percent_is_not_absurd_and_neither_is_a_faster_card() -> None:
     for shown in ("-100.00", "723.55"):
-        log = read_log(f"iter 10: loss 3.0000, time 100.00ms, mfu {shown}%")
-        assert log is not None and log.steps.mfus == [float(shown) / 100]
+        log = reading.read(f"iter 10: loss 3.0000, time 100.00ms, mfu {shown}%".encode())
+        assert log is not None and list(log.steps.mfu) == [float(shown) / 100]
 
 
 def test_what_json_has_no_number_for_is_null() -> None:
@@ -115,9 +115,9 @@ def test_one_line_is_not_lines(run: Callable[..., Answer]) -> None:
 )
 def test_a_bound_in_another_year_says_which(now: datetime, bounds: str) -> None:
     lines = "".join(f"iter {n}: loss 3.0000, time 1000.00ms, mfu 11.00%\n" for n in (10, 20))
-    log = read_log(lines)
+    log = reading.read(lines.encode())
     assert log is not None
-    assert bounds in eta_command.to_text(estimate(log, Known(max_iters=120_020)), now)
+    assert bounds in eta_command.to_text(estimate(facts_of(log, Known(max_iters=120_020))), now)
 
 
 @pytest.mark.parametrize(("language", "told"), [("en", "11.52%"), ("es", "11,52%"), ("de", "11,52%")])

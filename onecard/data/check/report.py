@@ -17,6 +17,7 @@ from onecard.data.bins import _missing
 from onecard.data.check.claims import Book
 from onecard.data.check.survey import Documents, Survey, TokenRow, entropy, histogram, repeats, shared, survey
 from onecard.data.check.text import as_text, token_text
+from onecard.data.check.validation import validation_of
 from onecard.data.meta import JOURNAL_NAME, SPLITS, Split, read_meta, split_files
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.writer import BY_HASH
@@ -63,6 +64,7 @@ class CheckReport:
     notes: list[str] = field(default_factory=list)
     splits: dict[str, SplitReport] = field(default_factory=dict)
     in_both: dict[str, Any] | None = None
+    validation: dict[str, Any] | None = None
 
     @property
     def ok(self) -> bool:
@@ -118,7 +120,20 @@ def check(folder: Path, *, samples: int = 3, seed: int = 0, progress: bool = Tru
         part.samples = _samples(found, book, rows[split], samples, random.Random(f"{seed} {number}"))
         _describe_lengths(part, found)
         report.splits[split] = part
+    _judge_validation(report, book)
     return report
+
+
+def _judge_validation(report: CheckReport, book: Book) -> None:
+    """A set that says nothing is a problem where there is text for a larger one, else a note."""
+    train, val = (report.splits[split].tokens if split in report.splits else 0 for split in SPLITS)
+    found = validation_of(val, book.n_vocab)
+    if found is None:
+        return
+    report.validation = found.to_json()
+    if not found.enough:
+        said, can_be_mended = found.verdict(train, prepared=book.meta is not None)
+        (report.problems if can_be_mended else report.notes).append(said)
 
 
 def _bins(folder: Path) -> dict[Split, list[Path]]:

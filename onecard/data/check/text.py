@@ -48,6 +48,7 @@ def as_text(report: Part) -> str:
         *_checks(splits),
         "",
         *_figures(splits),
+        *_validation(report),
         *_histogram(splits),
         *_most_frequent(splits),
         *_repeated(report),
@@ -150,6 +151,16 @@ def _figures(splits: dict[str, Part]) -> list[str]:
         for label, cells in table
         if any(cell is not None for cell in cells)
     ]
+
+
+def _validation(report: Part) -> list[str]:
+    found = report["validation"]
+    if found is None:
+        return []
+    text = _("±{n:.3f} nats a token ({blocks:,} blocks of {size:,})").format(
+        n=found["standard_error"], blocks=found["blocks"], size=found["block_size"]
+    )
+    return [f"{_('error of a validation loss'):<{_LABEL}}  {text}"]
 
 
 def _number(value: float | None, form: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onecard.plan.others.caching_allocator import Block
 from onecard.plan.others.nanogpt_step import (
+    ATTENTION,
     EMBEDDING,
     FORWARD,
     LAYERS,
@@ -14,6 +15,7 @@ from onecard.plan.others.nanogpt_step import (
     NORMALISED,
     NORMED,
     PASSING,
+    QKV,
     SMALL,
     Saved,
     Step,
@@ -50,6 +52,38 @@ class CompiledStep(Step):
         self.new_logits()
         self.of_softmax = [self.wide(SMALL, 1, 4) for _ in range(2)]  # the largest logit, log of the sum
         self.drop_previous_logits()
+
+    def evaluate(self) -> None:
+        """A graph of its own, without anything kept: each tensor goes after its last reader."""
+        D, heap, shape = self.shape.n_embd, self.heap, self.shape
+        stream = self.wide(PASSING, D, 4)
+        for _ in range(shape.n_layer):
+            normed = self.evaluate_norm()
+            qkv = self.evaluate_product(0, 3 * D, normed)
+            mixed = self.wide(ATTENTION, D, self.size)
+            heap.give_back(qkv, heap.take(SMALL, self.batch_size, shape.n_head, shape.block_size, 4))
+            out = self.evaluate_product(1, D, mixed)
+            normed = self.evaluate_norm()
+            heap.give_back(out)
+            up = self.evaluate_product(2, 4 * D, normed)  # GELU writes over it
+            heap.give_back(self.evaluate_product(3, D, up))
+        normed = self.evaluate_norm()
+        heap.give_back(stream)
+        copy = self.copy(self.embedding)
+        self.new_logits()
+        heap.give_back(normed, *copy)
+        heap.give_back(*(self.wide(SMALL, 1, 4) for _ in range(2)))
+        self.drop_previous_logits()
+
+    def evaluate_norm(self) -> Block:
+        return self.wide(NORMED, self.shape.n_embd, self.size)
+
+    def evaluate_product(self, matrix: int, width: int, source: Block) -> Block:
+        copy = self.copy(self.matrices[matrix])
+        self.multiply("forward")
+        out = self.wide(QKV if matrix == 0 else PASSING, width, self.size)
+        self.heap.give_back(source, *copy)
+        return out
 
     def norm(self, saved: Saved) -> None:
         D = self.shape.n_embd

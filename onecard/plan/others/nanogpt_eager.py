@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from onecard.plan.others.caching_allocator import Block
 from onecard.plan.others.nanogpt_step import (
+    ATTENTION,
     EMBEDDING,
     FORWARD,
+    GELU,
     LAYERS,
     LOG_SOFTMAX,
     LOG_SOFTMAX_32,
@@ -14,8 +16,10 @@ from onecard.plan.others.nanogpt_step import (
     NEW_GRADIENTS,
     NORMED,
     PASSING,
+    QKV,
     SMALL,
     STREAM,
+    UP,
     Saved,
     Step,
     Vectors,
@@ -54,6 +58,66 @@ class EagerStep(Step):
         self.float_copy = [self.wide(LOG_SOFTMAX_32, shape.vocab_size, 4)] if self.half else []
         heap.give_back(*names)
         self.drop_previous_logits()
+
+    def evaluate(self) -> None:
+        """Each tensor goes when its name does; the weights' copies stay as long as autocast does."""
+        D, heap, V = self.shape.n_embd, self.heap, self.shape.vocab_size
+        names = [self.wide(PASSING, D, 4), heap.take(PASSING, *self.positions, 4)]
+        stream = self.wide(STREAM, D, 4)
+        copies: list[Block] = []
+        for _ in range(self.shape.n_layer):
+            middle = self.evaluate_attention(copies)
+            after = self.evaluate_mlp(copies)
+            heap.give_back(middle, stream)
+            stream = after
+        last, cast = self.evaluate_norm()
+        heap.give_back(stream)
+        copies += self.copy(self.embedding)
+        self.new_logits()
+        heap.give_back(*cast)
+        log_softmax = self.wide(LOG_SOFTMAX, V, self.size)
+        float_copy = [self.wide(LOG_SOFTMAX_32, V, 4)] if self.half else []
+        heap.give_back(log_softmax, *float_copy, last, *names)
+        self.drop_previous_logits()
+        heap.give_back(*copies)
+
+    def evaluate_norm(self) -> tuple[Block, list[Block]]:
+        """float32 out of a norm, and its cast for the matrix product."""
+        D, heap = self.shape.n_embd, self.heap
+        out = self.wide(PASSING, D, 4)
+        heap.give_back(*(self.wide(SMALL, 1, 4) for _ in range(2)))
+        return out, [self.wide(NORMED, D, self.size)] if self.half else []
+
+    def evaluate_attention(self, copies: list[Block]) -> Block:
+        D, heap, shape = self.shape.n_embd, self.heap, self.shape
+        argument, cast = self.evaluate_norm()
+        copies += self.copy(self.matrices[0])
+        self.multiply("forward")
+        qkv = self.wide(QKV, 3 * D, self.size)
+        heap.give_back(*cast)
+        mixed = self.wide(ATTENTION, D, self.size)
+        heap.give_back(heap.take(SMALL, self.batch_size, shape.n_head, shape.block_size, 4))
+        copies += self.copy(self.matrices[1])
+        return self.evaluate_sum(D, mixed, qkv, argument)
+
+    def evaluate_mlp(self, copies: list[Block]) -> Block:
+        D, heap = self.shape.n_embd, self.heap
+        argument, cast = self.evaluate_norm()
+        copies += self.copy(self.matrices[2])
+        up = self.wide(UP, 4 * D, self.size)
+        heap.give_back(*cast)
+        gelu = self.wide(GELU, 4 * D, self.size)
+        heap.give_back(up)
+        copies += self.copy(self.matrices[3])
+        return self.evaluate_sum(D, gelu, argument)
+
+    def evaluate_sum(self, width: int, *names: Block) -> Block:
+        """c_proj, and the sum with the stream, which makes a new one."""
+        out = self.wide(PASSING, width, self.size)
+        self.heap.give_back(*names)
+        total = self.wide(STREAM, width, 4)
+        self.heap.give_back(out)
+        return total
 
     def norm(self, saved: Saved, stream: Block) -> list[Block]:
         """float32 out of a norm; the matrix product that follows casts it and keeps the cast."""

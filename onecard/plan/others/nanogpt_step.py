@@ -11,6 +11,8 @@ What is written down here and easily missed:
   large as they are, that lives through all of the backward. Its weight gradients come out at its end, all
   together, beside those of the micro-batches before.
 - The head's weight is the embedding's: its gradient waits for the embedding's until the end of backward.
+- train.py begins with an evaluation: nothing is kept for a backward, and the logits of the batch before stay
+  until the new ones are there. What it leaves in the cache is what training finds.
 """
 
 from __future__ import annotations
@@ -47,11 +49,14 @@ WORKSPACE = N_("cuBLAS workspaces")
 BATCH = N_("tokens and targets")
 
 LOADING = N_("loading the model")
+EVALUATION = N_("the first evaluation, before any training")
 FORWARD = N_("forward")
 LOSS = N_("backward of the loss")
 LAYERS = N_("backward of the layers")
 EMBEDDING = N_("end of the backward, at the embedding")
 UPDATE = N_("optimizer step")
+
+EVALUATED = 3  # batches that are played: from the second on each is like the one before
 
 # cuBLAS keeps one per thread that multiplies matrices (forward's and backward's). This is PyTorch's size on
 # Hopper, where the figures were measured; on other cards it is 8 MiB.
@@ -98,14 +103,16 @@ class Step(ABC):
         self.multiplied: set[str] = set()  # threads that have
         self.adds = False  # a micro-batch after the first of its step
 
-    def run(self, steps: int, accumulation: int) -> CachingAllocator:
+    def run(self, steps: int, accumulation: int, *, evaluates: bool = False) -> CachingAllocator:
+        """Whole steps; with the evaluation before them, as train.py has it, or without."""
         take, self.heap.moment = self.heap.take, LOADING
         layers = (self.vectors + self.matrices) * self.shape.n_layer
         parameters = [self.embedding, self.positions, *layers, *self.last_vectors]
         for parameter in parameters:
             take(WEIGHTS, *parameter, 4)
-        for _ in range(2):
-            take(BATCH, self.batch_size, self.shape.block_size, 8)
+        self.batch()
+        if evaluates:
+            self.evaluation()
         for step in range(steps):
             for micro in range(accumulation):
                 self.adds = micro > 0
@@ -121,6 +128,27 @@ class Step(ABC):
             self.heap.give_back(*self.gradients)
             self.gradients = []
         return self.heap
+
+    def batch(self) -> list[Block]:
+        return [self.heap.take(BATCH, self.batch_size, self.shape.block_size, 8) for _ in range(2)]
+
+    def evaluation(self) -> None:
+        """estimate_loss(): batches of its own, beside the one that training waits with."""
+        self.heap.moment = EVALUATION
+        before: list[Block] = []
+        for _ in range(EVALUATED):
+            fresh = self.batch()
+            self.heap.give_back(*before)
+            before = fresh
+            self.evaluate()
+        self.heap.give_back(*before)
+        if self.logits is not None:
+            self.heap.give_back(self.logits)
+        self.logits = self.previous_logits = None
+
+    @abstractmethod
+    def evaluate(self) -> None:
+        """Forward of one batch without a backward to come."""
 
     @abstractmethod
     def forward(self) -> None:

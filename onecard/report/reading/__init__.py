@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from onecard.report import logs
-from onecard.report.log import NOT_SAID, Evaluations, Log, Start, Steps
-from onecard.report.log_text import decode
+from typing import BinaryIO
+
+from onecard.report.log import Log
+from onecard.report.reading.assemble import log_of
+from onecard.report.reading.reader import Reader
+from onecard.report.reading.text import BLOCK, blocks
 
 
-def read(content: bytes) -> Log | None:
-    """What there is to know from a log; None where no training line is in it."""
-    found = logs.read_log(decode(content))
-    if found is None:
-        return None
-    old = found.steps
-
-    def column(values: list[float | None]) -> list[float]:
-        return [NOT_SAID if value is None else value for value in values]
-
-    steps = Steps(
-        step=old.numbers, ms=old.ms, loss=column(old.losses), mfu=column(old.mfus),
-        tokens_per_s=column(old.speeds),
-    )  # fmt: skip
-    evaluations = Evaluations(step=found.evaluations)
-    starts = (Start(Steps(), Evaluations()),) * (found.starts - 1) + (Start(steps, evaluations),)
-    return Log(found.format, steps, evaluations, found.settings, found.facts, starts)
+def read(content: bytes | BinaryIO, block: int = BLOCK) -> Log | None:
+    """What there is to know from a log; None where no training line is in it. It is read block by block."""
+    reader = Reader()
+    for text in blocks(content, block):
+        reader.read(text)
+    reader.finish()
+    return log_of(reader)

@@ -1,0 +1,201 @@
+"""Early alarms of a run: diverging, stuck, memorising, not a number, each with the step at which it began."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from onecard.language import _
+from onecard.report.curve_noise import evaluation_error
+from onecard.report.detectors import (
+    DIVERGING,
+    FLAT_SHARE,
+    MEMORISING,
+    NOT_A_NUMBER,
+    NOTHING,
+    STUCK,
+    UNLEARNED,
+    Alarm,
+    Levels,
+    Memorising,
+    block_size,
+    watch_losses,
+)
+from onecard.report.findings import Finding
+from onecard.report.rates import peak_of, rates_of
+from onecard.report.run_facts import RunFacts
+
+# Fewer logged losses than these make no levels worth watching; the evaluations are watched instead.
+FEWEST_LOSSES = 60
+WEIGHTS = {NOT_A_NUMBER: 100.0, DIVERGING: 95.0, UNLEARNED: 90.0, MEMORISING: 80.0, STUCK: 75.0}
+PASSED_WEIGHT = 20.0
+# A loss of a model that has the most frequent tokens right and no more, in GPT-2's tokens.
+UNIGRAM = 7.5
+TABLE_FALL = 0.25
+
+
+def alarms_of(facts: RunFacts) -> list[Finding]:
+    """What is wrong with a run now, and what was and is no more; the heaviest first."""
+    steps, losses = _losses(facts)
+    points = list(zip(steps, losses, strict=True))
+    if len(points) >= FEWEST_LOSSES:
+        found, levels = watch_losses(points, facts.vocab_size, block_size(steps))
+    else:
+        found, levels = _few(facts, points)
+    found = [alarm for alarm in found if alarm.kind != STUCK or not _evaluations_fall(facts, alarm)]
+    found += _memorising(facts, levels)
+    said = [_finding(alarm, facts, points, levels) for alarm in found]
+    return sorted(said, key=lambda finding: -finding.weight)
+
+
+def _losses(facts: RunFacts) -> tuple[list[int], list[float]]:
+    pairs = facts.log.steps.pairs("loss")
+    return [step for step, _loss in pairs], [loss for _step, loss in pairs]
+
+
+def _few(facts: RunFacts, points: list[tuple[int, float]]) -> tuple[list[Alarm], Levels]:
+    """Of a table, or of evaluations alone: the same questions asked of single values."""
+    seen = facts.log.evaluations.pairs("val") or facts.log.evaluations.pairs("train")
+    points[:] = seen if len(seen) >= len(points) else points
+    found, levels = watch_losses(points, size=1)
+    found = [alarm for alarm in found if alarm.kind in (DIVERGING, NOT_A_NUMBER)]
+    finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
+    if len(finite) >= 3 and not found:
+        flat = _flat_table(finite, facts.vocab_size)
+        found += [flat] if flat is not None else []
+    return found, levels
+
+
+def _flat_table(points: Sequence[tuple[int, float]], vocabulary: int | None) -> Alarm | None:
+    step, now = points[-1]
+    ceiling = math.log(vocabulary) if vocabulary else points[0][1] if points[0][0] <= 1 else None
+    if ceiling is not None and step >= 400 and min(loss for _step, loss in points) > NOTHING * ceiling:
+        return Alarm(UNLEARNED, 0, step, ceiling, now)
+    early, middle = (_read_off(points, step / n) for n in (4, 2))
+    if early is None or middle is None or early - middle < TABLE_FALL:
+        return None
+    if middle - now > FLAT_SHARE * (early - middle):
+        return None
+    began = next(s for s, loss in points if loss <= now + 0.1 * (early - middle))
+    return Alarm(STUCK, began, step, early - middle, now)
+
+
+def _read_off(points: Sequence[tuple[int, float]], step: float) -> float | None:
+    """The loss at a step between two rows, on a line over the logarithm of the step."""
+    for (a, before), (b, after) in pairwise(points):
+        if 0 < a <= step <= b:
+            return before + (after - before) * math.log(step / a) / math.log(b / a)
+    return None
+
+
+def _evaluations_fall(facts: RunFacts, alarm: Alarm) -> bool:
+    """Does the validation loss go on falling? Then the training text has become harder, and nothing is
+    stuck."""
+    vals = [(step, val) for step, val in facts.log.evaluations.pairs("val") if step >= alarm.began]
+    return len(vals) >= 3 and vals[0][1] - vals[-1][1] > max(0.02, 2 * FLAT_SHARE * alarm.before)
+
+
+def _memorising(facts: RunFacts, levels: Levels) -> list[Alarm]:
+    error = evaluation_error(facts)
+    # The same text every time: the evaluations of one run differ by much less than by their error.
+    watched = Memorising(error.of_a_change if error is not None and not error.assumed else 0.0)
+    evaluations = facts.log.evaluations
+    for step, train, val in zip(evaluations.step, evaluations.train, evaluations.val, strict=True):
+        if not math.isfinite(val):
+            continue
+        own = train if math.isfinite(train) else levels.around(step)
+        alarm = watched.add(int(step), own if own is not None else math.nan, val)
+        if alarm is not None:
+            return [alarm]
+    return []
+
+
+def _finding(alarm: Alarm, facts: RunFacts, points: Sequence[tuple[int, float]], levels: Levels) -> Finding:
+    if _is_over(alarm, facts, points, levels):
+        return Finding(alarm.kind + "-passed", _passed(alarm), None, alarm.began, PASSED_WEIGHT)
+    text = {
+        NOT_A_NUMBER: _not_a_number, DIVERGING: _diverging, UNLEARNED: _unlearned, MEMORISING: _memorised,
+        STUCK: _stuck,
+    }[alarm.kind](alarm, facts)  # fmt: skip
+    return Finding(alarm.kind, text, False, alarm.began, WEIGHTS[alarm.kind])
+
+
+def _is_over(alarm: Alarm, facts: RunFacts, points: Sequence[tuple[int, float]], levels: Levels) -> bool:
+    """Has the run got better since? An alarm that was right then is history now."""
+    if alarm.kind == MEMORISING:
+        return facts.log.evaluations.pairs("val")[-1][1] <= alarm.before
+    if alarm.kind == NOT_A_NUMBER:
+        return math.isfinite(points[-1][1])
+    end = levels.around(levels.steps[-1]) if levels.size > 1 else points[-1][1]
+    if end is None:
+        return False
+    if alarm.kind == DIVERGING:
+        return end <= alarm.before + 0.1
+    return end < alarm.now - 0.2
+
+
+def _passed(alarm: Alarm) -> str:
+    texts = {
+        NOT_A_NUMBER: _("The loss was not a number at step {step:,}; the run went on from before it."),
+        DIVERGING: _("The loss rose from {before:.2f} to {now:.2f} after step {step:,} and came down again."),
+        MEMORISING: _("The validation loss rose for a while after step {step:,} and has fallen below since."),
+    }
+    usual = _("The loss stood still from step {step:,} on, at {now:.2f}, and fell again later.")
+    return texts.get(alarm.kind, usual).format(step=alarm.began, before=alarm.before, now=alarm.now)
+
+
+def _not_a_number(alarm: Alarm, facts: RunFacts) -> str:
+    text = _(
+        "The loss is not a number since step {step:,}: nothing is learned after it, and checkpoints written "
+        "since are of no use."
+    )
+    if facts.dtype == "float16":
+        text = _(
+            "The loss is not a number since step {step:,}: nothing is learned after it; float16 overflows "
+            "where bfloat16 does not."
+        )
+    return text.format(step=alarm.began)
+
+
+def _diverging(alarm: Alarm, facts: RunFacts) -> str:
+    return _(
+        "The run diverges since step {step:,}: the loss was down at {before:.2f} and had risen to "
+        "{now:.2f} by step {seen:,}. A checkpoint from before and half the learning rate are the usual "
+        "cure."
+    ).format(step=alarm.began, before=alarm.before, now=alarm.now, seen=alarm.seen)
+
+
+def _unlearned(alarm: Alarm, facts: RunFacts) -> str:
+    if alarm.now > NOTHING * alarm.before:
+        return _(
+            "Nothing is learned: at step {seen:,} the loss is {now:.2f}, and a model that guesses blindly "
+            "has {before:.2f}, ln(vocabulary). Is the learning rate too small, or do targets and text not "
+            "belong together?"
+        ).format(seen=alarm.seen, now=alarm.now, before=alarm.before)
+    return _(
+        "The loss is stuck at {now:.2f} since step {step:,}: about what is had by knowing how frequent "
+        "each token is and nothing else (some {unigram:.1f} for GPT-2's tokens). The usual causes are a "
+        "learning rate that is far too high, or targets that do not belong to the text."
+    ).format(now=alarm.now, step=alarm.began, unigram=UNIGRAM)
+
+
+def _stuck(alarm: Alarm, facts: RunFacts) -> str:
+    rate, peak = rates_of(facts)(alarm.began), peak_of(facts)
+    if rate is not None and peak and rate < 0.02 * peak:
+        return _(
+            "The loss no longer falls since step {step:,}, at {now:.2f}: the learning rate is down at "
+            "{rate:.2g}, and nothing more is learned at it."
+        ).format(step=alarm.began, now=alarm.now, rate=rate)
+    return _(
+        "The loss is stuck at {now:.2f} since step {step:,}, where a healthy run still falls: over as "
+        "large a growth of the steps it had fallen by {before:.2f} before."
+    ).format(now=alarm.now, step=alarm.began, before=alarm.before)
+
+
+def _memorised(alarm: Alarm, facts: RunFacts) -> str:
+    return _(
+        "The model memorises its text since step {step:,}: the validation loss was {before:.3f} there and "
+        "is {now:.3f} at step {seen:,}, while the training loss does not rise. The checkpoint of step "
+        "{step:,} is the best there is."
+    ).format(step=alarm.began, before=alarm.before, now=alarm.now, seen=alarm.seen)

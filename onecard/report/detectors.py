@@ -1,0 +1,276 @@
+"""Detectors that watch a run while it goes: diverging, stuck, memorising, not a number.
+
+Each is given one thing after the other (a loss, or an evaluation) and answers with an Alarm or None, in next
+to constant time. They look at medians of some twenty steps: single batches differ by tenths of a nat, a
+batch of odd text by two nats, and neither means anything. The thresholds were set on public logs and are
+held to their rates of false and missed alarms by benchmarks/alarms.py; what moves a healthy curve most is
+the order of its data, up to 0.28 nats above the best level so far for thousands of steps.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+BLOCK = 20  # points whose median is one level, where every step is logged
+FEWEST_POINTS = 3  # and where few are
+SIGMA_PER_MAD = 1.4826
+
+# Diverging: so far above the best level, in nats, as a share of it, and in standard deviations of a level.
+RISE, RISE_SHARE, RISE_SIGMAS = 0.3, 0.12, 8.0
+CONFIRMED, PATIENT = 3, 15  # levels in a row; so many where the loss is on its way down again
+RECOVERING = 0.7  # of the highest rise
+
+# Stuck: while the steps grew by this factor, the loss fell by less than a tenth of what it fell while they
+# grew by it before (at least so many nats). Healthy logs fall by 0.17 of it at least (factor, least fall
+# before).
+GROWTHS = ((1.5, 0.15), (2.0, 0.2), (3.0, 0.25))
+FLAT_SHARE, MISSED_SHARE, MISSED_SIGMAS = 0.1, 0.3, 5.0
+FIRST_FLAT = 500  # steps; the first ones fall in steps of their own
+# A model that knows how often each token occurs and nothing else pays 0.7 of ln(vocabulary) for GPT-2's
+# tokens, 0.58 for bytes; pairs of tokens are learned within some hundred steps.
+UNTAUGHT, UNTAUGHT_FALL, FIRST_UNTAUGHT = 0.56, 0.05, 600
+STILL = 4.0  # no healthy loss, however low, is that flat while its steps grow fourfold
+NOTHING, FIRST_NOTHING = 0.95, 400
+# Vocabularies that an initial loss shows where nothing says it: bytes, 1,024, Llama's, GPT-2's, nanochat's.
+COMMON_VOCABULARIES = (256, 1024, 4096, 8192, 32_000, 32_768, 50_257, 65_536, 128_256)
+
+# Memorising: the validation loss above its best in so many evaluations in a row, by so many nats and so many
+# times its noise, while the training loss does not rise.
+TURNED, TURN, TURN_SIGMAS = 2, 0.03, 5.0
+
+DIVERGING, STUCK, UNLEARNED, MEMORISING, NOT_A_NUMBER = (
+    "diverging", "stuck", "not-learning", "memorising", "not-a-number",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What goes wrong, since which step, and at which step it was seen."""
+
+    kind: str
+    began: int
+    seen: int
+    before: float  # the loss that was reached, or (stuck) the fall that was to be expected
+    now: float  # the loss when it was seen
+
+
+class Levels:
+    """Medians of neighbouring losses, with their noise and sums over any range of them."""
+
+    def __init__(self, size: int = BLOCK) -> None:
+        self.size = size
+        self.first = (-1, math.nan)  # the first step and its loss: what a run begins with
+        self.steps: list[int] = []
+        self.values: list[float] = []
+        self._sums = [0.0]
+        self._waiting: list[float] = []
+        self._bends: deque[float] = deque(maxlen=48)
+
+    def add(self, step: int, loss: float) -> bool:
+        """Is there a new level?"""
+        if self.first[0] < 0:
+            self.first = (step, loss)
+        self._waiting.append(loss)
+        if len(self._waiting) < self.size:
+            return False
+        level = statistics.median(self._waiting)
+        self._waiting.clear()
+        if len(self.values) >= 2:
+            # Second differences: a steep or rising curve is no noise.
+            self._bends.append(abs(level - 2 * self.values[-1] + self.values[-2]))
+        self.steps.append(step)
+        self.values.append(level)
+        self._sums.append(self._sums[-1] + level)
+        return True
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of one level."""
+        if len(self._bends) < 4:
+            return math.inf
+        return SIGMA_PER_MAD * statistics.median(self._bends) / math.sqrt(6)
+
+    def around(self, step: float) -> float | None:
+        """The mean level of the last tenth before a step, or of three levels; None where these reach far
+        back."""
+        begin, end = self._window(step)
+        if begin < 0 or self.steps[begin] < 0.6 * step:
+            return None
+        return (self._sums[end] - self._sums[begin]) / (end - begin)
+
+    def error(self, step: float) -> float:
+        """Standard error of a difference between that mean and one like it."""
+        begin, end = self._window(step)
+        return self.sigma * math.sqrt(2 / (end - begin))
+
+    def _window(self, step: float) -> tuple[int, int]:
+        end = bisect_right(self.steps, step)
+        return min(bisect_right(self.steps, 0.9 * step), end - 3), end
+
+    def since(self, level: float) -> int:
+        """The step from which on the values were never far above a level again."""
+        at = len(self.values) - 1
+        while at > 0 and self.values[at - 1] <= level:
+            at -= 1
+        return self.steps[at]
+
+
+class Diverging:
+    """The loss rises far above the best there was, and stays: spikes come back down."""
+
+    def __init__(self) -> None:
+        self.best = math.inf
+        self._calm = 0  # the last step that was near the best
+        self._count = 0
+        self._highest = 0.0
+
+    def add(self, levels: Levels) -> Alarm | None:
+        step, level, sigma = levels.steps[-1], levels.values[-1], levels.sigma
+        rise = level - self.best
+        if rise <= max(0.05, 3 * sigma) or not math.isfinite(sigma):
+            self._calm = step
+        if rise <= self.limit(sigma):
+            self.best = min(self.best, level)
+            self._count, self._highest = 0, 0.0
+            return None
+        self._count += 1
+        self._highest = max(self._highest, rise)
+        wanted = PATIENT if rise < RECOVERING * self._highest else CONFIRMED
+        if self._count < wanted:
+            return None
+        return Alarm(DIVERGING, self._calm, step, self.best, level)
+
+    def limit(self, sigma: float) -> float:
+        best = self.best if math.isfinite(self.best) else 0.0
+        return max(RISE, RISE_SHARE * best, RISE_SIGMAS * sigma)
+
+
+class Stuck:
+    """The loss no longer falls where it was falling fast, or never fell to what is learned first."""
+
+    def __init__(self, vocabulary: int | None = None) -> None:
+        self.nothing_learned = math.log(vocabulary) if vocabulary else None
+
+    def add(self, levels: Levels) -> Alarm | None:
+        if self.nothing_learned is None and levels.first[0] <= 1:
+            self.nothing_learned = _initial(levels.first[1])
+        return self._untaught(levels) or self._flat(levels)
+
+    def _untaught(self, levels: Levels) -> Alarm | None:
+        step, ceiling = levels.steps[-1], self.nothing_learned
+        if ceiling is None or step < FIRST_NOTHING or levels.first[0] > 2 * BLOCK:
+            return None
+        now = levels.around(step)
+        if now is None or levels.first[1] < UNTAUGHT * ceiling:  # it began with what another run had learned
+            return None
+        if now > NOTHING * ceiling:
+            return Alarm(UNLEARNED, 0, step, ceiling, now)
+        low = now < UNTAUGHT * ceiling
+        before = levels.around(step / (STILL if low else 2))
+        if (
+            step < FIRST_UNTAUGHT
+            or before is None
+            or before - now + 2 * levels.error(step / 2) > UNTAUGHT_FALL
+        ):
+            return None
+        kind = STUCK if low else UNLEARNED
+        return Alarm(kind, levels.since(before + UNTAUGHT_FALL), step, before if low else ceiling, now)
+
+    def _flat(self, levels: Levels) -> Alarm | None:
+        step = levels.steps[-1]
+        if step < FIRST_FLAT:
+            return None
+        for growth, least in GROWTHS:
+            if step / growth**2 < levels.steps[0]:
+                continue
+            early, middle, now = (levels.around(step / growth**n) for n in (2, 1, 0))
+            if early is None or middle is None or now is None or early - middle < least:
+                continue
+            fell, fell_before = middle - now, early - middle
+            missed = MISSED_SHARE * fell_before - fell
+            if fell <= FLAT_SHARE * fell_before and missed > MISSED_SIGMAS * levels.error(step / growth**2):
+                began = levels.since(now + max(0.1 * fell_before, 2 * levels.sigma))
+                return Alarm(STUCK, began, step, fell_before, now)
+        return None
+
+
+class Memorising:
+    """The validation loss rises while the training loss does not."""
+
+    def __init__(self, error: float = 0.0) -> None:
+        """`error` is the standard error of one evaluation, where its tokens say it."""
+        self._error = error
+        self._steps: list[int] = []
+        self._vals: list[float] = []
+        self._trains: list[float] = []
+        self._best = 0
+        self._count = 0
+
+    def add(self, step: int, train: float, val: float) -> Alarm | None:
+        self._steps.append(step)
+        self._vals.append(val)
+        self._trains.append(train)
+        last = len(self._vals) - 1
+        if val <= self._vals[self._best]:
+            self._best, self._count = last, 0
+            return None
+        rise = val - self._vals[self._best]
+        learned = self._trains[self._best] - train
+        noise = max(self._error, noise_of(self._vals[-24:]))
+        # Both rise: that is another trouble, or harder text.
+        if rise <= max(TURN, TURN_SIGMAS * noise) or (not math.isnan(learned) and learned < -0.5 * rise):
+            self._count = 0
+            return None
+        self._count += 1
+        if self._count < TURNED:
+            return None
+        return Alarm(MEMORISING, self._steps[self._best], step, self._vals[self._best], val)
+
+
+def noise_of(values: Sequence[float]) -> float:
+    """Standard deviation of the values about a smooth curve, from their second differences; 0 of fewer than
+    5."""
+    bends = [abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    finite = [bend for bend in bends if math.isfinite(bend)]
+    return SIGMA_PER_MAD * statistics.median(finite) / math.sqrt(6) if len(finite) >= 3 else 0.0
+
+
+def block_size(steps: Sequence[float]) -> int:
+    """How many logged points make a level: fewer where not every step is logged."""
+    if len(steps) < 3:
+        return FEWEST_POINTS
+    spacing = statistics.median(b - a for a, b in pairwise(steps[:400]))
+    return min(BLOCK, max(FEWEST_POINTS, round(BLOCK / spacing))) if spacing > 0 else BLOCK
+
+
+def watch_losses(
+    points: Iterable[tuple[int, float]], vocabulary: int | None = None, size: int = BLOCK
+) -> tuple[list[Alarm], Levels]:
+    """The first alarm of each kind that a loss by step raises, and its levels."""
+    levels, found = Levels(size), dict[str, Alarm]()
+    diverging, stuck = Diverging(), Stuck(vocabulary)
+    for step, loss in points:
+        if not math.isfinite(loss):
+            found.setdefault(
+                NOT_A_NUMBER,
+                Alarm(NOT_A_NUMBER, step, step, levels.values[-1] if levels.values else 0.0, loss),
+            )
+            continue
+        if not levels.add(step, loss):
+            continue
+        for detector in (diverging, stuck):
+            alarm = detector.add(levels)
+            if alarm is not None:
+                found.setdefault(alarm.kind, alarm)
+    return list(found.values()), levels
+
+
+def _initial(loss: float) -> float | None:
+    """ln(vocabulary) of a loss that a model starts with; None for a model that has learned already."""
+    return next((ln for ln in map(math.log, COMMON_VOCABULARIES) if abs(loss - ln) < 0.03 * ln), None)

@@ -1,0 +1,344 @@
+"""A log, taken block by block: rows of any format, and the facts around them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from onecard.report.reading import formats, head
+from onecard.report.reading.formats import FAMILIES, HUGGINGFACE, KEY_VALUE, NANOCHAT
+from onecard.report.reading.joining import joined as joined_lines
+from onecard.report.reading.lines import Row, Shape, Shapes
+from onecard.report.reading.prose import Prose
+from onecard.report.reading.runs import Runs
+from onecard.report.reading.tables import SlashLists, Table, header, is_rule
+from onecard.report.reading.trainer import Trainer, read_end
+
+_BULK = 2000  # rows of a table at a time
+_MAY_BE_ROW = re.compile(r"loss|bpb|val|train|trl:|tel:|verlust|rdida|step|iter|norm", re.IGNORECASE)
+_QUOTE = re.compile(r"^(?:\s{0,3}>)+ ?")
+_RANK = re.compile(
+    r"^\s*\[?(?:default|rank ?|Rank ?|RANK ?|gpu|GPU ?)([0-9]{1,5})\]?:? |^\s*([0-9]{1,4}): (?=iter |[sS]tep |\{')"
+)
+
+
+@dataclass
+class Reader:
+    """Everything seen so far."""
+
+    runs: dict[str, Runs] = field(default_factory=dict)  # by family of formats
+    votes: dict[str, Counter[str]] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    prose: Prose = field(default_factory=Prose)
+    trainer: Trainer = field(default_factory=Trainer)
+    evidence: dict[str, str] = field(default_factory=dict)
+    commands: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    words: Counter[str] = field(default_factory=Counter)  # of what was seen and is no row
+
+    def __post_init__(self) -> None:
+        self._shapes = Shapes()
+        self._slashes = SlashLists()
+        self._table: Table | None = None
+        self._waiting: list[str] = []
+        self._first = True  # is the next line the text's first?
+        self._cut = False  # may the last line have lost its end?
+        self._family = ""
+        self._anybodys: list[Row] = []
+        self._unplaced: Row | None = None
+        self._first_bare: Row | None = None
+        self._second_bare: Row | None = None
+        self._rank: int | None = None
+
+    # --- block by block ---------------------------------------------------------------------------
+
+    def read(self, block: str) -> None:
+        """A block of whole lines."""
+        if self._waiting:
+            block = "\n".join([*self._waiting, block])
+            self._waiting = []
+        self._cut = not block.endswith("\n")
+        shape = self._shapes.most_frequent() if self._table is None else None
+        if shape is None:
+            self._read_lines(block.split("\n"), ends=False)
+            return
+        width = len(shape.used) + 1
+        parts = shape.pattern.split(block)
+        between = parts[::width]
+        begin = 0
+        for index, text in enumerate(between[:-1]):
+            if text == "\n":
+                continue
+            self._many(shape, parts[begin * width + 1 : index * width], width)
+            begin = index
+            lines = text.split("\n")
+            # The empty pieces at both ends are the line feeds of whole lines beside them.
+            self._read_lines(lines[1 if index else 0 : -1], ends=True)
+        self._many(shape, parts[begin * width + 1 : -1], width)
+        rest = between[-1].split("\n")
+        self._read_lines(rest[1:] if len(between) > 1 else rest, ends=False)
+
+    def finish(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._read_lines(waiting, ends=True, last=True)
+        for row in self._anybodys:
+            self._runs(NANOCHAT).add(row, self.settings, self.facts)
+            self.votes.setdefault(NANOCHAT, Counter())[NANOCHAT] += 1
+        if self._first_bare is not None:
+            self._settle_bare(None)
+        self.trainer.finish(self._runs(HUGGINGFACE), self.settings, self.facts)
+        if self.trainer.has_rows:
+            self.votes.setdefault(HUGGINGFACE, Counter())[HUGGINGFACE] += 1
+
+    def _many(self, shape: Shape, parts: list[str], width: int) -> None:
+        """Whole lines of one shape that follow each other."""
+        if not parts:
+            return
+        groups = [parts[place::width] for place in range(width - 1)]
+        columns = shape.many(groups)
+        if columns is None or self._anybodys or self._unplaced is not None:
+            for numbers in zip(*groups, strict=True):
+                everything = ["0"] * (len(shape.gaps) - 1)
+                for index, text in zip(shape.used, numbers, strict=True):
+                    everything[index] = text
+                for row in shape.rows(everything):
+                    self._row(shape, row)
+            return
+        name = shape.format.name
+        family = self._vote(name, len(columns["step"]))
+        for known in ("last", "progress"):
+            if known in columns:
+                self.facts["last_step" if known == "last" else known] = columns.pop(known)[-1]
+                self._whole_last_step()
+        micro = columns.pop("micro", None)
+        columns.pop("epoch", None)
+        if micro is not None:
+            self._micro_steps({"micro": micro[-1], "step": columns["step"][-1]})
+        self._runs(family).add_many(columns, self.settings, self.facts)
+
+    def _read_lines(self, lines: list[str], *, ends: bool, last: bool = False) -> None:
+        index = 0
+        if not ends:
+            last_line = lines.pop()  # empty, or a line that may go on
+        while index < len(lines):
+            if self._table is not None and self._table.separator in (",", "\t") and len(lines) - index > 8:
+                index = self._read_table(lines, index)
+                if index >= len(lines):
+                    break
+            joined = joined_lines(lines, index, ends=ends)
+            if joined is None:
+                break
+            line, index = joined
+            self._line(line, cut=last and self._cut and index >= len(lines))
+        if not ends:
+            self._waiting = [*lines[index:], last_line]
+
+    def _read_table(self, lines: list[str], begin: int) -> int:
+        """Reads plain rows of a table many at a time; the index of the first line that is none."""
+        assert self._table is not None
+        while len(lines) - begin > 8:
+            some = lines[begin : min(begin + _BULK, len(lines) - 1)]
+            if not some or (columns := self._table.many(some)) is None:
+                return begin
+            self._vote(self._table.format, len(some))
+            self._runs(self._table.format).add_many(_of_table(columns), self.settings, self.facts)
+            begin += len(some)
+        return begin
+
+    # --- one by one -------------------------------------------------------------------------------
+
+    def _line(self, line: str, *, cut: bool) -> None:
+        first, self._first = self._first, False
+        if ">" in line[:8]:
+            line = _QUOTE.sub("", line)
+        if self._is_of_another_rank(line):
+            return
+        if self._table is not None:
+            if (row := self._table.row(line, cut=cut)) is not None:
+                self._vote(self._table.format, 1)
+                self._runs(self._table.format).add(_row_of_table(row), self.settings, self.facts)
+                return
+            if is_rule(line):
+                return
+            self._table.lines_without_rows += 1
+            if self._table.lines_without_rows > 3:
+                self._table = None
+        if _MAY_BE_ROW.search(line) and self._read_row(line, cut=cut, first=first):
+            return
+        if "<" in line and self.trainer.bar(line):
+            return
+        if (table := header(line)) is not None:
+            self._begin_table(table)
+            return
+        if "/" in line or "\u2192" in line:
+            rows = self._slashes.rows(line, cut=cut)
+            for row in rows:
+                self._vote(formats.TABLE, 1)
+                self._runs(formats.TABLE).add(_row_of_table(row), self.settings, self.facts)
+            if rows:
+                return
+        self._read_head(line, cut=cut, first=first)
+
+    def _is_of_another_rank(self, line: str) -> bool:
+        """Several processes print the same: the first one that speaks is enough."""
+        if line[:1] not in "[0123456789rRgGd \t" or (found := _RANK.match(line)) is None:
+            return False
+        rank = int(found[1] or found[2])
+        if self._rank is None or (rank == 0 and not self.runs):
+            self._rank = rank
+        if rank != self._rank:
+            self.facts["cards"] = max(int(self.facts.get("cards", 1)), rank + 1)
+        return rank != self._rank
+
+    def _read_row(self, line: str, *, cut: bool, first: bool) -> bool:
+        found = self._shapes.of(line)
+        if found is None:
+            return False
+        shape, numbers = found
+        rows = [
+            row for row in shape.rows(numbers, cut=cut) if "step" in row or shape.format.name != KEY_VALUE
+        ]
+        for row in rows:
+            if first and shape.plans[0].bare:
+                # The text may begin in the middle of its first line's step.
+                self._first_bare, self._bare_format = row, shape
+                continue
+            if self._first_bare is not None:
+                self._settle_bare(row)
+            self._row(shape, row)
+        return bool(rows)
+
+    def _settle_bare(self, following: Row | None) -> None:
+        """A step at the very beginning of a text counts where the next one shows that all of it is there."""
+        row, self._first_bare = self._first_bare, None
+        if row is not None and following is not None and row["step"] in (0.0, following.get("step")):
+            self._row(self._bare_format, row)
+
+    def _row(self, shape: Shape, row: Row) -> None:
+        entry = shape.format
+        if "step" not in row:
+            if entry.name == HUGGINGFACE and "epoch" in row:
+                self.trainer.row(row)
+            elif entry.evaluated_before is not None and "val" in row:
+                self._unplaced = row
+                if (seen := self._last_step(entry.name)) is not None:
+                    self._place(seen)
+            elif "micro" in row and "val" in row and (every := self.facts.get("micro_steps_per_step")):
+                step = row.pop("micro") / every
+                if step.is_integer():
+                    self._runs(entry.name).add({**row, "step": step}, self.settings, self.facts)
+            return
+        if not any(name in row for name in ("loss", "train", "val", "bpb", "ms", "lr", "tokens")):
+            return
+        if not shape.is_whole_step and row.get("micro") != row["step"]:
+            return
+        if not entry.name and not self._family:
+            self._anybodys.append(row)
+            del self._anybodys[:-64]
+            return
+        family = self._vote(entry.name, 1) if entry.name else self._family
+        if self._unplaced is not None and entry.evaluated_before is not None:
+            self._place(row["step"] - entry.evaluated_before)
+        for known, fact in (("last", "last_step"), ("progress", "progress")):
+            if known in row:
+                self.facts[fact] = row.pop(known)
+                self._whole_last_step()
+        if "micro" in row:
+            self._micro_steps(row)
+        waiting, self._anybodys = self._anybodys, []
+        for earlier in (*waiting, row):
+            self._runs(family).add(earlier, self.settings, self.facts)
+
+    def _whole_last_step(self) -> None:
+        if "last_step" in self.facts:
+            self.facts["last_step"] = int(self.facts["last_step"])
+
+    def _micro_steps(self, row: Row) -> None:
+        """How many micro-steps a step has, where a line shows both."""
+        micro, step = row.pop("micro"), row["step"]
+        if step and micro % step == 0:
+            self.facts["micro_steps_per_step"] = int(micro / step)
+        if "ms" in row:
+            row["ms"] *= self.facts.get("micro_steps_per_step", math.nan)
+
+    def _last_step(self, family: str) -> float | None:
+        runs = self.runs.get(family)
+        return runs.starts[-1].steps.step[-1] if runs and runs.starts and len(runs.starts[-1].steps) else None
+
+    def _place(self, step: float) -> None:
+        row, self._unplaced = self._unplaced, None
+        if row is not None and step >= 0:
+            self._runs(formats.LLM_C).add({**row, "step": step}, self.settings, self.facts)
+
+    def _begin_table(self, table: Table) -> None:
+        before, self._table = self._table, table
+        runs = self._runs(table.format)
+        if before is not None and before.columns == table.columns:
+            runs.begin()
+
+    # --- what stands around rows ------------------------------------------------------------------
+
+    def _read_head(self, line: str, *, cut: bool, first: bool) -> None:
+        if "'train_runtime'" in line and (end := read_end(line)):
+            self.trainer.speed = end
+        if (command := head.command_of(line)) is not None and not cut:
+            settings, evidence = head.command_settings(command)
+            self.commands |= settings
+            self.evidence |= evidence
+            self.evidence.setdefault("command", command[:500])
+            return
+        known_word = any(word in line for word in head.HEAD_WORDS)
+        if known_word and head.START.search(line):
+            self._start()
+        if cut and line[-1:].isalnum():
+            line = line[: line.rfind(" ") + 1]  # its last word may have lost its end
+        said = (
+            head.settings_of(line, self.settings, first=first)
+            if "=" in line or ":" in line or "|" in line
+            else {}
+        )
+        facts = head.facts_of(line) if known_word else {}
+        if not said and not facts:
+            self.prose.read(line, begins=first, ends=cut)
+            return
+        if said and self.prose.is_advice(line):
+            return
+        self.settings.update(said)
+        self.facts.update(facts)
+
+    def _start(self) -> None:
+        if any(len(runs.starts) and not runs.is_fresh for runs in self.runs.values()):
+            self.settings, self.facts = dict(self.settings), dict(self.facts)
+            for runs in self.runs.values():
+                runs.begin()
+
+    # --- where rows go ----------------------------------------------------------------------------
+
+    def _vote(self, name: str, count: int) -> str:
+        """The family of a format, which has `count` rows more."""
+        family = FAMILIES.get(name, name)
+        self.votes.setdefault(family, Counter())[name] += count
+        if name not in (formats.CSV, formats.TABLE):
+            self._family = family
+        return family
+
+    def _runs(self, family: str) -> Runs:
+        return self.runs.setdefault(family, Runs())
+
+
+def _row_of_table(row: Row) -> Row:
+    """A table's row: "train" alone is a step's loss."""
+    if "train" in row and "val" not in row and "bpb" not in row:
+        row = {**row, "loss": row["train"]}
+        del row["train"]
+    return row
+
+
+def _of_table(columns: dict[str, list[float]]) -> dict[str, list[float]]:
+    if "train" in columns and not {"val", "bpb"} & set(columns):
+        columns = {("loss" if name == "train" else name): values for name, values in columns.items()}
+    return columns

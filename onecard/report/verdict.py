@@ -1,0 +1,80 @@
+"""The verdict on a run, in two sentences: is it healthy, and where does it stand or end."""
+
+from __future__ import annotations
+
+from onecard.language import N_, _, ngettext
+from onecard.plan.amounts import count
+from onecard.report.answer import Report, first_loss, loss_text, losses_seen
+
+# By the keys of alarms; what is seen of each is its own sentence, and the first of the reasons.
+_TROUBLE = N_("Not healthy: something is wrong since step {step:,}.")
+_TROUBLES = {
+    "diverging": N_("Not healthy: the run diverges since step {step:,}."),
+    "not-a-number": N_("Not healthy: the loss is no number since step {step:,}."),
+    "unlearned": N_("Not healthy: nothing is learned since step {step:,}."),
+    "stuck": N_("Not healthy: the loss is stuck since step {step:,}."),
+    "memorising": N_("Not healthy: the model memorises its text since step {step:,}."),
+}
+
+
+def verdict_of(report: Report) -> tuple[str, str]:
+    return _first(report), _second(report)
+
+
+def _first(report: Report) -> str:
+    health, loss = report.health, report.loss
+    if health == "not-healthy":
+        alarm = max(report.alarms, key=lambda each: each.weight)
+        text = _(_TROUBLES.get(alarm.key, _TROUBLE))
+        return text.format(step=alarm.step if alarm.step is not None else report.facts.step)
+    if health == "unknown":
+        return _cannot_know(report)
+    if health == "healthy-but" and report.grave:
+        return _("Healthy, but: {what}").format(what=sentence(report.grave))
+    if health == "healthy-but":
+        return _("Healthy, but behind what usual runs of its size reach.")
+    assert loss is not None
+    first = first_loss(report.facts, loss)
+    if first is None or first <= loss.value:
+        return _("Healthy: nothing in the curve is wrong.")
+    text = _("Healthy: the {name} has fallen from {first} to {last}, and nothing in the curve is wrong.")
+    return text.format(name=loss.name, first=loss_text(first), last=loss.text)
+
+
+def _cannot_know(report: Report) -> str:
+    seen = losses_seen(report.facts)
+    if not seen and len(report.facts.log.steps):
+        return _("Whether this run is healthy cannot be known: no line has a loss that is a number.")
+    text = ngettext(
+        "Whether this run is healthy cannot be known from {n} loss.",
+        "Whether this run is healthy cannot be known from {n} losses.",
+        seen,
+    )
+    return text.format(n=seen)
+
+
+def _second(report: Report) -> str:
+    loss, end, place = report.loss, report.end, report.place
+    if report.health == "unknown" or loss is None:
+        return _("Paste more of the log: lines from its beginning, and its latest ones.")
+    tokens = report.facts.tokens
+    at = (
+        _("{tokens} tokens").format(tokens=count(tokens))
+        if tokens
+        else _("step {n:,}").format(n=report.facts.step)
+    )
+    if report.health == "not-healthy":
+        return _("Its {name} is {loss} at {at}.").format(name=loss.name, loss=loss.text, at=at)
+    if end is not None:
+        text = _("It stands at {loss} at {at} and should end between {low} and {high}.")
+        return text.format(loss=loss.text, at=at, low=loss_text(end.low), high=loss_text(end.high))
+    if place is not None and place.unit == loss.unit and place.low is not None and place.high is not None:
+        text = _("Its {name} is {loss} at {at}, where usual runs of its size end at {low} to {high}.")
+        low, high = loss_text(place.low), loss_text(place.high)
+        return text.format(name=loss.name, loss=loss.text, at=at, low=low, high=high)
+    return _("Its {name} is {loss} at {at}.").format(name=loss.name, loss=loss.text, at=at)
+
+
+def sentence(text: str) -> str:
+    """With its full stop."""
+    return text if text.endswith((".", "!", "?")) else text + "."
