@@ -79,6 +79,7 @@ catalogues: $(VENV)/.dev
 picture: $(VENV)/.dev
 	COLUMNS=80 ONECARD_LANG=en $(BIN)/python tools/terminal_picture.py docs/plan.svg \
 		onecard plan config/train_fineweb.py --gpu "RTX 4070"
+	ONECARD_LANG=en $(BIN)/python tools/report_pictures.py docs
 
 # By name, not by marker alone: collecting the other files would import what a GPU machine may lack.
 gpu-test:

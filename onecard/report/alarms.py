@@ -10,12 +10,18 @@ from onecard.language import _
 from onecard.report.curve_noise import evaluation_error
 from onecard.report.detectors import (
     DIVERGING,
+    FIRST_NOTHING,
+    FIRST_UNTAUGHT,
     FLAT_SHARE,
     MEMORISING,
     NOT_A_NUMBER,
     NOTHING,
+    RISE,
+    RISE_SHARE,
     STUCK,
     UNLEARNED,
+    UNTAUGHT,
+    UNTAUGHT_FALL,
     Alarm,
     Levels,
     Memorising,
@@ -56,26 +62,48 @@ def _losses(facts: RunFacts) -> tuple[list[int], list[float]]:
 
 def _few(facts: RunFacts, points: list[tuple[int, float]]) -> tuple[list[Alarm], Levels]:
     """Of a table, or of evaluations alone: the same questions asked of single values."""
-    seen = facts.log.evaluations.pairs("val") or facts.log.evaluations.pairs("train")
-    points[:] = seen if len(seen) >= len(points) else points
-    found, levels = watch_losses(points, size=1)
-    found = [alarm for alarm in found if alarm.kind in (DIVERGING, NOT_A_NUMBER)]
+    evaluations = facts.log.evaluations
+    seen = max((evaluations.pairs("train"), evaluations.pairs("val")), key=len)
+    if len(seen) >= len(points):
+        points[:] = seen
+    lost = next(((step, loss) for step, loss in points if not math.isfinite(loss)), None)
     finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
-    if len(finite) >= 3 and not found:
-        flat = _flat_table(finite, facts.vocab_size)
-        found += [flat] if flat is not None else []
-    return found, levels
+    found = [Alarm(NOT_A_NUMBER, lost[0], lost[0], 0.0, lost[1])] if lost is not None else []
+    alarm = _risen(finite) or _flat(finite, facts.vocab_size) if len(finite) >= 3 and not found else None
+    return found + ([alarm] if alarm is not None else []), Levels(1)
 
 
-def _flat_table(points: Sequence[tuple[int, float]], vocabulary: int | None) -> Alarm | None:
+def _risen(points: Sequence[tuple[int, float]]) -> Alarm | None:
+    """Are the last two values far above the lowest one before them?"""
+    (_before, second), (step, last) = points[-2:]
+    best_step, best = min(points[:-1], key=lambda point: point[1])
+    if best_step == points[-2][0] or min(second, last) - best <= max(RISE, RISE_SHARE * best):
+        return None
+    return Alarm(DIVERGING, best_step, step, best, last)
+
+
+def _flat(points: Sequence[tuple[int, float]], vocabulary: int | None) -> Alarm | None:
     step, now = points[-1]
     ceiling = math.log(vocabulary) if vocabulary else points[0][1] if points[0][0] <= 1 else None
-    if ceiling is not None and step >= 400 and min(loss for _step, loss in points) > NOTHING * ceiling:
+    if (
+        ceiling is not None
+        and step >= FIRST_NOTHING
+        and min(loss for _step, loss in points) > NOTHING * ceiling
+    ):
         return Alarm(UNLEARNED, 0, step, ceiling, now)
     early, middle = (_read_off(points, step / n) for n in (4, 2))
-    if early is None or middle is None or early - middle < TABLE_FALL:
+    if early is None or middle is None:
         return None
-    if middle - now > FLAT_SHARE * (early - middle):
+    if (
+        ceiling is not None
+        and step >= FIRST_UNTAUGHT
+        and now > UNTAUGHT * ceiling
+        and early - now < UNTAUGHT_FALL
+    ):
+        return Alarm(
+            UNLEARNED, next(s for s, loss in points if loss <= now + UNTAUGHT_FALL), step, ceiling, now
+        )
+    if early - middle < TABLE_FALL or middle - now > FLAT_SHARE * (early - middle):
         return None
     began = next(s for s, loss in points if loss <= now + 0.1 * (early - middle))
     return Alarm(STUCK, began, step, early - middle, now)
@@ -196,6 +224,6 @@ def _stuck(alarm: Alarm, facts: RunFacts) -> str:
 def _memorised(alarm: Alarm, facts: RunFacts) -> str:
     return _(
         "The model memorises its text since step {step:,}: the validation loss was {before:.3f} there and "
-        "is {now:.3f} at step {seen:,}, while the training loss does not rise. The checkpoint of step "
+        "is {now:.3f} at step {seen:,}, while the training loss falls. The checkpoint of step "
         "{step:,} is the best there is."
     ).format(step=alarm.began, before=alarm.before, now=alarm.now, seen=alarm.seen)

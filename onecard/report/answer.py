@@ -27,8 +27,12 @@ Health = Literal["healthy", "healthy-but", "not-healthy", "unknown"]
 
 # Fewer losses than that are no curve.
 LEAST_LOSSES = 3
+# And fewer steps than that, from the first seen to the last, show nothing yet.
+LEAST_STEPS = 100
+# Where a run may be compared with ended ones: so far through its schedule, or after so many tokens.
+HALFWAY, TOKENS_PER_PARAMETER = 0.5, 5.0
 # Of a mistake's or a finding's weight: from here on the first sentence names it.
-GRAVE = 50.0
+GRAVE = 45.0
 _LATEST = 0.02  # of the run: what its last loss is, where only single steps are logged
 _LEAST_LATEST = 8
 _MOST_OF_A_SAMPLE = 2**20
@@ -77,9 +81,28 @@ class Report:
     def health(self) -> Health:
         if self.alarms:
             return "not-healthy"
-        if losses_seen(self.facts) < LEAST_LOSSES:
+        if losses_seen(self.facts) < LEAST_LOSSES or self.early:
             return "unknown"
         return "healthy-but" if self.grave or self.behind else "healthy"
+
+    @property
+    def early(self) -> bool:
+        """Are these too few steps for a verdict, whatever they look like?"""
+        begin, end = steps_seen(self.facts)
+        return end - begin < LEAST_STEPS
+
+    @property
+    def comparable(self) -> bool:
+        """Has it come far enough to be compared with runs that ended after as many tokens? Early in a run the
+        rate is high, and every loss is above theirs."""
+        if self.place is None or self.place.low is None or self.finished:
+            return self.place is not None and self.place.low is not None
+        if self.place.equals_tokens is None:
+            return False
+        facts = self.facts
+        if facts.last_step is not None:
+            return facts.step >= HALFWAY * facts.last_step
+        return (facts.tokens or 0) >= TOKENS_PER_PARAMETER * (facts.parameters or math.inf)
 
     @property
     def grave(self) -> str:
@@ -92,7 +115,7 @@ class Report:
     @property
     def behind(self) -> bool:
         """Is it above what usual runs of its size have after so many tokens, a high rate allowed for?"""
-        return self.place is not None and self.place.standing == "behind"
+        return self.comparable and self.place is not None and self.place.standing == "behind"
 
     @property
     def reasons(self) -> list[Finding]:
@@ -149,12 +172,22 @@ def first_loss(facts: RunFacts, like: Loss) -> float | None:
     return next((value for _step, value in pairs if math.isfinite(value)), None)
 
 
-def losses_seen(facts: RunFacts) -> int:
+def losses_seen(facts: RunFacts, *, numbers: bool = True) -> int:
+    """How many losses the log has; without `numbers` also those that are NaN or infinite."""
     log = facts.log
     columns: tuple[tuple[Any, str], ...] = (
         (log.evaluations, "val"), (log.evaluations, "bpb"), (log.evaluations, "train"), (log.steps, "loss"),
     )  # fmt: skip
-    return max(sum(map(math.isfinite, getattr(part, name))) for part, name in columns)
+    test = math.isfinite if numbers else lambda value: not math.isnan(value)
+    return max(sum(map(test, getattr(part, name))) for part, name in columns)
+
+
+def steps_seen(facts: RunFacts) -> tuple[float, float]:
+    """The first one and the last one that has a loss."""
+    log = facts.log
+    parts = (log.steps.pairs("loss"), *(log.evaluations.pairs(name) for name in ("val", "bpb", "train")))
+    ends = [step for pairs in parts if pairs for step in (pairs[0][0], pairs[-1][0])]
+    return min(ends, default=0), max(ends, default=0)
 
 
 def perplexity(loss: Loss) -> float | None:
@@ -179,7 +212,7 @@ def report_of(
 
     facts = replace(gather.facts_of(log, known, folder), source=source)
     found = Report(facts, name, course=course_of(facts, pace_of(facts), money or Money()))
-    if losses_seen(facts) < LEAST_LOSSES:
+    if not losses_seen(facts) or losses_seen(facts, numbers=False) < LEAST_LOSSES:
         return found
     forecast, stands = forecast_of(facts), place.place_of(facts)
     rung = alarms.alarms_of(facts)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_N = r"(\d{1,6}(?:[.,]\d{1,3})?)"
+_N = r"(\d{1,3}(?:[.,]\d{3})+|\d{1,9}(?:[.,]\d{1,3})?)"
 _TO = r"(?:\s*(?:[^\d\s.,;:()/+]{1,4}|to|bis|a)\s*" + _N + r")?"
 _EACH = r"\s*(?:/|per|por|pro|an|a|je|cada)\s*"
-_ITERATION = r"(?:iter|it\b|step|paso|schritt)"
-_PER_STEP = re.compile(
-    _N + _TO + r"\s*(ms|s|sec|seconds?|segundos?|sekunden?)" + _EACH + _ITERATION, re.IGNORECASE
-)
+_SECONDS = r"\s*(ms|s|sec|seconds?|segundos?|sekunden?)"
+_PER_STEP = re.compile(_N + _TO + _SECONDS + _EACH + r"(?:iter|step|paso|schritt)\w*", re.IGNORECASE)
 _MANY = r"\s*(k|m|millones(?:\s+de)?|millions?(?:\s+of)?|millionen|mio\.?)?\s*"
-_PER_SECOND = re.compile(_N + _TO + _MANY + r"tok(?:ens?)?" + _EACH + r"s", re.IGNORECASE)
+_PER_SECOND = re.compile(_N + _TO + _MANY + r"tok(?:ens?)?" + _EACH + r"s\w*", re.IGNORECASE)
 _ALTOGETHER = r"(?:in all|in total|altogether|en total|insgesamt)"
 _TIME = r"\s*(min(?:utes|utos|uten)?|hours?|horas?|stunden?|h)\s*"
 _IN_ALL = re.compile(_N + _TO + _TIME + _ALTOGETHER, re.IGNORECASE)
@@ -40,7 +38,7 @@ def claims_in(text: str, tokens_per_step: int | None, steps: int | None) -> list
         found.append(Claim(unit * _number(match[2] or match[1]), match[0]))
     for match in _PER_SECOND.finditer(text) if tokens_per_step else ():
         factor = {"": 1.0, "k": 1e3}.get((match[3] or "").lower(), 1e6)
-        if (speed := factor * _number(match[1])) > 0:
+        if (speed := factor * _number(match[1], grouped=not match[3])) > 0:
             found.append(Claim(1000 * (tokens_per_step or 0) / speed, match[0]))
     for match in _IN_ALL.finditer(text) if steps else ():
         unit = 60_000.0 if match[3].lower().startswith("min") else 3_600_000.0
@@ -48,5 +46,9 @@ def claims_in(text: str, tokens_per_step: int | None, steps: int | None) -> list
     return found
 
 
-def _number(text: str) -> float:
-    return float(text.replace(",", "."))
+def _number(text: str, *, grouped: bool = False) -> float:
+    """`grouped`: are three digits behind a sign thousands, as in 194,000 tokens a second?"""
+    if grouped and re.fullmatch(r"\d{1,3}(?:[.,]\d{3})+", text):
+        return float(re.sub("[.,]", "", text))
+    whole, sign, decimals = text.replace(",", ".").rpartition(".")
+    return float(whole.replace(".", "") + sign + decimals)

@@ -56,14 +56,17 @@ class Side:
 
     @property
     def error(self) -> float:
-        """Of one value of the curve: what its neighbours do not explain, and the evaluation's own."""
+        """Of one value of the curve: what the rows on either side do not explain, and the evaluation's own."""
         rests = []
         late = self.curve[len(self.curve) // 3 :]
         for (s, a), (t, b), (u, c) in zip(late, late[1:], late[2:], strict=False):
             if u > s:
                 share = (t - s) / (u - s)
                 rests.append((b - a - share * (c - a)) / math.sqrt(1 + share**2 + (1 - share) ** 2))
-        wavers = 1.4826 * statistics.median(map(abs, rests)) if len(rests) > 2 else 0.0
+        # A smooth curve bends alike from row to row: what its bends differ by is noise. Of white noise the
+        # difference of two such rests has 10/3 of its variance.
+        wobbles = [abs(b - a) for a, b in pairwise(rests)]
+        wavers = 1.4826 * statistics.median(wobbles) / math.sqrt(10 / 3) if len(wobbles) > 2 else 0.0
         return math.hypot(wavers, evaluation_error(self.report), _LEAST_ERROR)
 
 
@@ -116,6 +119,7 @@ def _uses(report: Report) -> dict[str, float]:
         return {}
     tokens = facts.tokens / step if facts.tokens else None
     flops = facts.flops_per_token or (facts.shape.flops_per_token if facts.shape else None)
+    flops = flops or (6 * facts.parameters if facts.parameters else None)
     seconds, kwh = course.seconds.so_far, course.pc_kwh.so_far
     known = {
         "tokens": tokens,

@@ -86,21 +86,19 @@ def compare_command(reports: Sequence[Report], form: Form) -> int:
 def _tables(
     sides: Sequence[Side], found: Sequence[Comparison]
 ) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-    names = tuple(side.name for side in sides)
-    by_axis = [
-        (
-            amount_text(each),
-            *map(_cell, each.losses),
-            number(each.lead, ".3f"),
-            f"±{number(each.error, '.3f')}",
-        )
-        for each in found
-    ]
+    """Losses with a row for each run, then settings with a column for each."""
+    headings = (_("loss after"), *map(amount_text, found), _("its own end"))
     ends = [side.curve[-1][1] if side.curve else math.nan for side in sides]
-    by_axis.append((_("at its own end"), *map(_cell, ends), "", ""))
-    tables = [((_("loss at equal"), *names, _("lead"), _("noise")), by_axis)]
-    if rows := differences(sides):
-        tables.append(((_("what differs"), *names), rows))
+    rows = [
+        (side.name, *(_cell(each.losses[n]) for each in found), _cell(ends[n]))
+        for n, side in enumerate(sides)
+    ]
+    if found:
+        rows.append((_("lead"), *(number(each.lead, ".3f") for each in found), ""))
+        rows.append((_("noise"), *(f"±{number(each.error, '.3f')}" for each in found), ""))
+    tables = [(headings, rows)]
+    if differing := differences(sides):
+        tables.append(((_("what differs"), *(side.name for side in sides)), differing))
     return tables
 
 
@@ -128,7 +126,7 @@ def _page(sides: Sequence[Side], found: Sequence[Comparison], log_x: bool) -> st
     words = Words("loss", _("Loss by step, of {n} runs").format(n=len(sides)), f"{first} {second}")
     keys = [(f"run{at % 6}", side.name) for at, side in enumerate(sides)]
     plot = overlay([(side.name, side.curve) for side in sides], (steps, losses), words) if every else ""
-    body = [f'<h1 class="unknown">{escape(first)}</h1><p class="lead">{escape(second)}</p>']
+    body = [f'<h1>{escape(first)}</h1><p class="lead">{escape(second)}</p>']
     body.append(figure_of(_("Loss by step"), keys, plot))
     body += [
         f"<section>{table(headings, rows, headings[0])}</section>" for headings, rows in _tables(sides, found)

@@ -42,5 +42,5 @@ def config_from(path: str) -> tuple[RunConfig, tuple[str, ...]]:
     try:
         config.check()
     except UserError as error:
-        notes.append(_("{path}: {what}").format(path=path, what=error.what))
+        notes.append(f"{path}: {error.what}")
     return config, tuple(notes)

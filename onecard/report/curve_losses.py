@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onecard.language import _, joined, ngettext, number
-from onecard.report.curve_noise import CHARACTERS, evaluation_error, scatter
-from onecard.report.detectors import Levels, block_size, noise_of
+from onecard.language import _, joined
+from onecard.report.curve_noise import evaluation_error
+from onecard.report.detectors import FEWEST_FOR_NOISE, Levels, block_size, noise_of
 from onecard.report.findings import Finding
-from onecard.report.rates import DECAYING, WARM_UP, phase_at
+from onecard.report.rates import WARM_UP, phase_at, rates_of
 from onecard.report.run_facts import RunFacts
 
 Points = list[tuple[int, float]]
@@ -21,11 +21,8 @@ SHOWN = 8
 SMALL_GAP, LARGE_GAP = 0.05, 0.15
 # A slope counts where it is so many times its error, and matters from so many nats per doubling on.
 SIGMAS, FALLING = 2.0, 0.02
-PRINTED = 0.003  # half of the last digit of a loss with two, as a standard deviation
+LAST_DIGIT = 0.29  # of a unit: the standard deviation of what rounding leaves out
 INITIAL_SHARE = 0.03
-SPIKE_SIGMAS, SPIKE, SPIKE_HALF = 8.0, 0.3, 10
-FEWEST_FOR_SPIKES = 300
-FEWEST_FOR_NOISE = 12  # evaluations: of fewer, a curve's bend looks like noise
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,10 @@ class Series:
 def series_of(facts: RunFacts) -> Series | None:
     """The best curve there is of a run; finite values alone."""
     for name in ("val", "train"):
-        points = _finite(facts.log.evaluations.pairs(name))
+        points = finite(facts.log.evaluations.pairs(name))
         if len(points) >= 3:
             return Series(name, points, single=True)
-    pairs = _finite(facts.log.steps.pairs("loss"))
+    pairs = finite(facts.log.steps.pairs("loss"))
     if len(pairs) < 3:
         return None
     if len(pairs) < 20:
@@ -182,6 +179,17 @@ def slope_of(facts: RunFacts) -> Slope | None:
     return Slope(nats, max(residual, _own_noise(facts, series)) / math.sqrt(spread), chosen[0][0], end)
 
 
+def printed(points: Points) -> float:
+    """The standard deviation that the printed digits leave: two or four of them."""
+    coarse = all(abs(loss - round(loss, 2)) < 1e-9 for _step, loss in points[-4:])
+    return LAST_DIGIT * (1e-2 if coarse else 1e-4)
+
+
+def _rate_fell(facts: RunFacts, over: Slope) -> bool:
+    early, late = (rates_of(facts)(step) for step in (over.begin, over.end))
+    return early is not None and late is not None and late < 0.9 * early
+
+
 def _own_noise(facts: RunFacts, series: Series) -> float:
     """Of one point of the curve: what it shows itself, its printed digits, and what its text allows."""
     error = evaluation_error(facts) if series.single and series.name == "val" else None
@@ -191,7 +199,7 @@ def _own_noise(facts: RunFacts, series: Series) -> float:
         if len(series.points) >= FEWEST_FOR_NOISE
         else 0.0
     )
-    return max(PRINTED, known, seen)
+    return max(printed(series.points), known, seen)
 
 
 def slope(facts: RunFacts) -> Iterator[Finding]:
@@ -202,12 +210,12 @@ def slope(facts: RunFacts) -> Iterator[Finding]:
     values = {"nats": abs(found.nats), "error": found.error, "begin": found.begin, "end": found.end}
     if found.nats < -FALLING and abs(found.nats) > SIGMAS * found.error:
         text = _(
-            "The loss still falls: by {nats:.2f} nats per doubling of the steps (± {error:.2f}, steps "
+            "The loss still falls: by {nats:.2f} nats per doubling of the steps (± {error:.3f}, steps "
             "{begin:,} to {end:,})."
         )
-        if phase_at(facts, found.end) == DECAYING or phase_at(facts, found.begin) == DECAYING:
+        if _rate_fell(facts, found):
             text = _(
-                "The loss still falls: by {nats:.2f} nats per doubling of the steps (± {error:.2f}, steps "
+                "The loss still falls: by {nats:.2f} nats per doubling of the steps (± {error:.3f}, steps "
                 "{begin:,} to {end:,}); part of that is the falling learning rate."
             )
         yield Finding("still-falling", text.format(**values), True, found.end, 45.0)
@@ -231,168 +239,5 @@ def slope(facts: RunFacts) -> Iterator[Finding]:
         yield Finding("slope-unclear", text, None, found.begin, 20.0)
 
 
-def last_change(facts: RunFacts) -> Iterator[Finding]:
-    """Is the last change between two evaluations anything?"""
-    vals = _finite(facts.log.evaluations.pairs("val"))
-    error = evaluation_error(facts)
-    if len(vals) < 2:
-        return
-    (before_step, before), (step, now) = vals[-2:]
-    change = now - before
-    digits = ".2f" if all(abs(loss - round(loss, 2)) < 1e-9 for _step, loss in vals[-4:]) else ".3f"
-    values = {
-        "before": number(before, digits), "now": number(now, digits), "change": abs(change), "begin": before_step,
-        "step": step,
-    }  # fmt: skip
-    if error is None:
-        seen = noise_of([loss for _step, loss in vals[-48:]])
-        if seen <= 0 or len(vals) < FEWEST_FOR_NOISE:
-            return
-        allowed = math.hypot(math.sqrt(2) * seen, PRINTED)
-        text = _(
-            "The last evaluations scatter by ± {seen:.3f} nats, so that {before} → {now} "
-            "({change:.3f}) is beyond chance."
-        )
-        if abs(change) <= SIGMAS * allowed:
-            text = _(
-                "The last evaluations scatter by ± {seen:.3f} nats, so that {before} → {now} "
-                "({change:.3f}) alone says nothing."
-            )
-        yield Finding("last-change", text.format(seen=seen, **values), None, step, 25.0)
-        return
-    allowed = math.hypot(error.of_a_change, PRINTED)
-    said = dict(
-        values, error=error.level, of_change=allowed, sequences=error.sequences, block=error.block_size
-    )
-    beyond = abs(change) > SIGMAS * allowed
-    yield Finding("last-change", _change_text(error.same_text, beyond).format(**said), None, step, 35.0)
-    text = ngettext(
-        "An evaluation of {sequences:,} sequence of {block:,} tokens has the loss of all such text to ± "
-        "{error:.3f} nats (√((3²/T + 0.75²)/S): texts differ more than tokens).",
-        "An evaluation of {sequences:,} sequences of {block:,} tokens has the loss of all such text to ± "
-        "{error:.3f} nats (√((3²/T + 0.75²)/S): texts differ more than tokens).",
-        error.sequences,
-    ).format(**said)
-    if facts.vocab_size is None or facts.vocab_size >= CHARACTERS:
-        yield Finding("evaluation-error", text, None, None, 15.0)
-
-
-def _change_text(same_text: bool, beyond: bool) -> str:
-    if same_text and beyond:
-        return _(
-            "{before} → {now} from step {begin:,} to {step:,} is real: each evaluation reads the "
-            "same text, and a difference is exact to about ± {of_change:.3f}."
-        )
-    if same_text:
-        return _(
-            "{before} → {now} from step {begin:,} to {step:,} is within chance, although each "
-            "evaluation reads the same text (± {of_change:.3f})."
-        )
-    if beyond:
-        return _(
-            "{before} → {now} from step {begin:,} to {step:,} is beyond chance: each evaluation "
-            "draws other text, and a difference of two has ± {of_change:.3f}."
-        )
-    return _(
-        "{before} → {now} from step {begin:,} to {step:,} alone says nothing: each evaluation "
-        "draws other text, and a difference of two has ± {of_change:.3f}. The slope over several says more."
-    )
-
-
-def noise(facts: RunFacts) -> Iterator[Finding]:
-    """How far single steps scatter."""
-    losses = [loss for _step, loss in _finite(facts.log.steps.pairs("loss"))]
-    if len(losses) < 20:
-        return
-    seen = scatter(losses)
-    text = _(
-        "Single steps scatter by ± {noise:.3f} nats about the curve: compare means of a hundred, which have "
-        "± {mean:.3f}."
-    ).format(noise=seen, mean=seen / 10)
-    yield Finding("noise", text, None, None, 8.0)
-
-
-def spikes(facts: RunFacts) -> Iterator[Finding]:
-    """Losses that jump up and come back."""
-    points = _finite(facts.log.steps.pairs("loss"))
-    if len(points) < FEWEST_FOR_SPIKES:
-        return
-    found = spikes_in(points)
-    if not found:
-        text = ngettext(
-            "No spike in {count:,} logged step: training was stable.",
-            "No spike in {count:,} logged steps: training was stable.",
-            len(points),
-        ).format(count=len(points))
-        yield Finding("stable", text, True, None, 30.0)
-        return
-    highest = max(found, key=lambda spike: spike[1])
-    text = ngettext(
-        "{count:,} spike in {steps:,} logged steps, the highest {height:.2f} nats at step {step:,}; the "
-        "loss came back from it.",
-        "{count:,} spikes in {steps:,} logged steps, the highest {height:.2f} nats at step {step:,}; the "
-        "loss came back from them.",
-        len(found),
-    ).format(count=len(found), steps=len(points), height=highest[1], step=highest[0])
-    yield Finding("spikes", text, None, highest[0], 10.0 + min(20.0, 1e4 * len(found) / len(points)))
-
-
-def spikes_in(points: Points) -> Points:
-    """(step, nats above the curve) of each jump that came down within ten points; those after it belong to
-    it."""
-    losses = [loss for _step, loss in points]
-    limit = max(SPIKE, SPIKE_SIGMAS * scatter(losses))
-    found: Points = []
-    # The first steps fall too fast for a median to follow.
-    at = max(SPIKE_HALF, len(points) // 50)
-    while at < len(points) - SPIKE_HALF:
-        before, after = losses[at - SPIKE_HALF : at], losses[at + 1 : at + 1 + SPIKE_HALF]
-        if losses[at] > before[-1] + 0.5 * limit:
-            height = losses[at] - max(statistics.median(before), statistics.median(after))
-            if height > limit:
-                found.append((points[at][0], height))
-                at += SPIKE_HALF
-        at += 1
-    return found
-
-
-# What a model's own text reads like at a loss: our judgement, with GPT-2's losses on FineWeb as posts (3.42
-# for its 124M, 2.83 for its 1558M: llm.c).
-def _bands(characters: bool) -> Sequence[tuple[float, str]]:
-    if characters:
-        return (
-            (2.4, _("letters in the right frequency")), (1.9, _("things like words")),
-            (1.55, _("words, many misspelt")), (1.25, _("words and short phrases that hold together")),
-            (0.0, _("whole sentences")),
-        )  # fmt: skip
-    return (
-        (6.5, _("frequent words in no order")), (5.3, _("pairs of words that go together")),
-        (4.5, _(
-            "phrases; sentences break off"
-        )), (3.9, _("sentences with grammar, whose topic drifts within one or two")),
-        (3.45, _("paragraphs on one topic, with invented facts")),
-        (3.0, _(
-            "paragraphs as GPT-2 124M writes them"
-        )), (0.0, _("pages as the larger GPT-2 models write them")),
-    )  # fmt: skip
-
-
-def reads_like(facts: RunFacts) -> Iterator[Finding]:
-    """Perplexity, and what such a loss reads like; of tokenizers and text for which that can be said."""
-    series = series_of(facts)
-    if series is None or not series.points[-1][1] < 20:
-        return
-    step, loss = series.points[-1]
-    characters = (facts.vocab_size or 0) and (facts.vocab_size or 0) < CHARACTERS
-    if not characters and facts.tokenizer != "gpt2" and facts.vocab_size not in (50257, 50304):
-        return
-    like = next(text for least, text in _bands(bool(characters)) if loss >= least)
-    said = _(
-        "A loss of {loss:.2f} is a perplexity of {perplexity:.1f}; its text reads like: {like} (our "
-        "judgement; the run's own sample decides)."
-    )
-    yield Finding("reads-like", said.format(loss=loss, perplexity=math.exp(loss), like=like), None, step, 7.0)
-
-
-def _finite(points: Points) -> Points:
+def finite(points: Points) -> Points:
     return [(step, value) for step, value in points if math.isfinite(value)]

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator
 
 from onecard.language import _, joined, ngettext
+from onecard.plan.scaling import TOKENS_PER_PARAMETER
 from onecard.report.curve_noise import scatter
 from onecard.report.findings import Finding
 from onecard.report.log import Start
@@ -25,7 +26,7 @@ from onecard.report.run_facts import RunFacts
 
 # What the decay of the learning rate still brings, in published runs: most, and all (facts by family).
 DECAY_USUAL, DECAY_SEEN = (0.05, 0.2), (0.03, 0.4)
-AROUND_A_RESUME = 20  # logged losses on either side
+AROUND_A_RESUME = 40  # logged losses on either side
 JUMP, JUMP_SIGMAS = 0.03, 4.0
 GRAD_CLIP = 1.0
 CLIPPED_OFTEN, GROWN = 0.5, 2.0
@@ -109,10 +110,13 @@ def _resume(facts: RunFacts, old: Start, new: Start, noise: float) -> Finding | 
     before = [(int(s), loss) for s, loss in old.steps.pairs("loss") if s <= at and math.isfinite(loss)]
     if at <= 1 or len(before) < 3 or len(after) < 3:
         return None
+    trend = _trend(before[-4 * AROUND_A_RESUME :])
     before, later = before[-AROUND_A_RESUME:], after[:AROUND_A_RESUME]
     left, right = (statistics.fmean(loss for _s, loss in part) for part in (before, later))
+    apart = statistics.fmean(s for s, _loss in later) - statistics.fmean(s for s, _loss in before)
     error = noise * math.sqrt(1 / len(before) + 1 / len(later))
-    jump = right - left
+    # The loss falls on between the two means as well.
+    jump = right - left - min(0.0, trend) * apart
     values = {"step": at, "before": left, "after": right, "jump": jump, "error": error}
     rates = [steps.pairs("lr") for steps in (old.steps, new.steps)]
     if abs(jump) <= max(JUMP, JUMP_SIGMAS * error):
@@ -141,6 +145,16 @@ def _resume(facts: RunFacts, old: Start, new: Start, noise: float) -> Finding | 
     return Finding("resume-higher", text.format(**values), False, at, 55.0)
 
 
+def _trend(points: list[tuple[int, float]]) -> float:
+    """Nats a step, from the first half to the second."""
+    half = len(points) // 2
+    (a, early), (b, late) = (
+        (statistics.fmean(s for s, _loss in part), statistics.fmean(loss for _s, loss in part))
+        for part in (points[:half], points[half:])
+    )
+    return (late - early) / max(1.0, b - a)
+
+
 def passes(facts: RunFacts) -> Iterator[Finding]:
     """How often the run has read its text."""
     if not facts.train_tokens or not facts.tokens:
@@ -159,6 +173,30 @@ def passes(facts: RunFacts) -> Iterator[Finding]:
     else:
         text = _("The data was read {passes:.1f} times ({data:,.0f}M tokens): more new text would do more.")
         yield Finding("passes", text.format(**values), False, None, 35.0)
+
+
+def tokens_for_size(facts: RunFacts) -> Iterator[Finding]:
+    """Tokens per parameter, and what is on either side of twenty."""
+    if not facts.tokens or not facts.parameters:
+        return
+    ratio = facts.tokens / facts.parameters
+    if ratio > 2 * TOKENS_PER_PARAMETER:
+        text = _(
+            "{ratio:.0f} tokens per parameter: more than the {usual} at which computing is best spent "
+            "(Chinchilla). That suits a model that should be small; a larger one would end lower for the "
+            "same computing."
+        )
+    elif ratio < 0.5 * TOKENS_PER_PARAMETER:
+        text = _(
+            "{ratio:.1f} tokens per parameter so far: below the {usual} at which computing is best spent "
+            "(Chinchilla). More tokens bring more than a larger model."
+        )
+    else:
+        text = _(
+            "{ratio:.0f} tokens per parameter: near the {usual} at which computing is best spent "
+            "(Chinchilla)."
+        )
+    yield Finding("tokens-for-size", text.format(ratio=ratio, usual=TOKENS_PER_PARAMETER), None, None, 11.0)
 
 
 def gradients(facts: RunFacts) -> Iterator[Finding]:

@@ -80,10 +80,22 @@ def true_mfu(facts: RunFacts) -> float | None:
     speed = tokens_per_second(facts)
     if speed is not None and facts.shape is not None:
         return speed * facts.shape.flops_per_token / (peak * 1e12 * max(1, facts.cards))
+    shown = nanogpts_mfu(facts)
+    return shown * A100_FLOPS / (peak * 1e12) if shown is not None else None
+
+
+def nanogpts_mfu(facts: RunFacts) -> float | None:
+    """nanoGPT's, by the log's format, or by its knobs where people quote them."""
+    theirs = facts.log.format.startswith("nanogpt") or {"n_embd", "lr_decay_iters"} & set(facts.log.settings)
+    if not theirs:
+        return None
     shown = [mfu for _step, mfu in facts.log.steps.pairs("mfu") if 0 < mfu < math.inf]
-    if shown and facts.log.format.startswith("nanogpt"):
-        return statistics.median(shown) * A100_FLOPS / (peak * 1e12)
-    return None
+    if shown:
+        return statistics.median(shown)
+    said = facts.log.facts.get("mfu")
+    if isinstance(said, tuple | list) and said and all(isinstance(part, int | float) for part in said):
+        return statistics.fmean(said)
+    return float(said) if isinstance(said, int | float) and said > 0 else None
 
 
 def use(facts: RunFacts) -> Iterator[Finding]:

@@ -41,8 +41,9 @@ NOTHING, FIRST_NOTHING = 0.95, 400
 COMMON_VOCABULARIES = (256, 1024, 4096, 8192, 32_000, 32_768, 50_257, 65_536, 128_256)
 
 # Memorising: the validation loss above its best in so many evaluations in a row, by so many nats and so many
-# times its noise, while the training loss does not rise.
+# times its noise, while the training loss falls.
 TURNED, TURN, TURN_SIGMAS = 2, 0.03, 5.0
+FEWEST_FOR_NOISE = 12
 
 DIVERGING, STUCK, UNLEARNED, MEMORISING, NOT_A_NUMBER = (
     "diverging", "stuck", "not-learning", "memorising", "not-a-number",
@@ -146,6 +147,11 @@ class Diverging:
             return None
         return Alarm(DIVERGING, self._calm, step, self.best, level)
 
+    @property
+    def rising(self) -> bool:
+        """Is the loss far above its best now?"""
+        return self._count > 0
+
     def limit(self, sigma: float) -> float:
         best = self.best if math.isfinite(self.best) else 0.0
         return max(RISE, RISE_SHARE * best, RISE_SIGMAS * sigma)
@@ -172,12 +178,11 @@ class Stuck:
         if now > NOTHING * ceiling:
             return Alarm(UNLEARNED, 0, step, ceiling, now)
         low = now < UNTAUGHT * ceiling
-        before = levels.around(step / (STILL if low else 2))
-        if (
-            step < FIRST_UNTAUGHT
-            or before is None
-            or before - now + 2 * levels.error(step / 2) > UNTAUGHT_FALL
-        ):
+        earlier = step / (STILL if low else 2)
+        before = levels.around(earlier)
+        if step < FIRST_UNTAUGHT or before is None or levels.error(earlier) > UNTAUGHT_FALL:
+            return None
+        if before - now > UNTAUGHT_FALL:
             return None
         kind = STUCK if low else UNLEARNED
         return Alarm(kind, levels.since(before + UNTAUGHT_FALL), step, before if low else ceiling, now)
@@ -192,7 +197,9 @@ class Stuck:
             early, middle, now = (levels.around(step / growth**n) for n in (2, 1, 0))
             if early is None or middle is None or now is None or early - middle < least:
                 continue
-            fell, fell_before = middle - now, early - middle
+            # The last three levels are asked too: after a spike the mean still has it.
+            last = statistics.fmean(levels.values[-3:])
+            fell, fell_before = middle - min(now, last + levels.sigma), early - middle
             missed = MISSED_SHARE * fell_before - fell
             if fell <= FLAT_SHARE * fell_before and missed > MISSED_SIGMAS * levels.error(step / growth**2):
                 began = levels.since(now + max(0.1 * fell_before, 2 * levels.sigma))
@@ -201,7 +208,7 @@ class Stuck:
 
 
 class Memorising:
-    """The validation loss rises while the training loss does not."""
+    """The validation loss rises while the training loss falls (or is not known)."""
 
     def __init__(self, error: float = 0.0) -> None:
         """`error` is the standard error of one evaluation, where its tokens say it."""
@@ -222,9 +229,11 @@ class Memorising:
             return None
         rise = val - self._vals[self._best]
         learned = self._trains[self._best] - train
-        noise = max(self._error, noise_of(self._vals[-24:]))
-        # Both rise: that is another trouble, or harder text.
-        if rise <= max(TURN, TURN_SIGMAS * noise) or (not math.isnan(learned) and learned < -0.5 * rise):
+        # Of few values the bend of the curve would be taken for noise.
+        seen = noise_of(self._vals[-24:]) if len(self._vals) >= FEWEST_FOR_NOISE else 0.0
+        noise = max(self._error, seen)
+        # Where training does not fall either, it is another trouble, or harder text.
+        if rise <= max(TURN, TURN_SIGMAS * noise) or learned <= 0:
             self._count = 0
             return None
         self._count += 1
@@ -264,13 +273,15 @@ def watch_losses(
             continue
         if not levels.add(step, loss):
             continue
-        for detector in (diverging, stuck):
-            alarm = detector.add(levels)
-            if alarm is not None:
-                found.setdefault(alarm.kind, alarm)
+        alarm = diverging.add(levels)
+        # A run that rises or has diverged does not fall either, which is no news.
+        if alarm is None and not diverging.rising and DIVERGING not in found:
+            alarm = stuck.add(levels)
+        if alarm is not None:
+            found.setdefault(alarm.kind, alarm)
     return list(found.values()), levels
 
 
 def _initial(loss: float) -> float | None:
     """ln(vocabulary) of a loss that a model starts with; None for a model that has learned already."""
-    return next((ln for ln in map(math.log, COMMON_VOCABULARIES) if abs(loss - ln) < 0.03 * ln), None)
+    return next((ln for ln in map(math.log, COMMON_VOCABULARIES) if abs(loss - ln) < 0.05 * ln), None)

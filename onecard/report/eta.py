@@ -15,7 +15,7 @@ from onecard.hardware.cards import Card
 from onecard.language import _
 from onecard.report.evaluations import evaluations_left
 from onecard.report.gather import is_of_cpu
-from onecard.report.known import HUGGINGFACE, NANOCHAT_2025, NANOGPT, ONECARD
+from onecard.report.known import NANOCHAT_2025, NANOCHATS, ONECARD
 from onecard.report.log import Log, Start, Steps
 from onecard.report.mfu import cards_by_mfu, disagreement, explain, flops_by_log, peak_of, shown
 from onecard.report.pace import NOTHING, Range, steady, step_range, timed
@@ -262,8 +262,8 @@ def _steps_left(facts: RunFacts) -> int:
             hint=_("--max-iters and --tokens are those of the whole run"),
             exit_code=1,
         )
-    # Steps count from 0, and nanoGPT takes one more than max_iters; a bar counts steps that are done.
-    done = seen if facts.log.format in (NANOGPT, HUGGINGFACE) else seen + 1
+    # Steps count from 0, and nanoGPT takes one more than max_iters; others count steps that are done.
+    done = seen + 1 if facts.log.format in (*NANOCHATS, ONECARD) else seen
     return max(0, last - (done if len(facts.log.steps) or len(facts.log.evaluations) else 0))
 
 

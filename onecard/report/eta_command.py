@@ -20,9 +20,18 @@ from onecard.report.claims import claims_in
 from onecard.report.config_file import config_from
 from onecard.report.eta import Eta, estimate
 from onecard.report.gather import facts_of
-from onecard.report.known import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOCHAT_SFT, NANOGPT, ONECARD, Known
+from onecard.report.known import (
+    HUGGINGFACE,
+    NANOCHAT,
+    NANOCHAT_2025,
+    NANOCHAT_SFT,
+    NANOCHATS,
+    NANOGPT,
+    ONECARD,
+    Known,
+)
 from onecard.report.log import Log
-from onecard.report.mfu import percent
+from onecard.report.mfu import minus_hundred, percent
 from onecard.report.pace import Range, timed
 from onecard.report.run_folder import run_folder
 from onecard.report.source import content_of, named
@@ -40,6 +49,7 @@ PROGRAMS = {
 # Whoever pastes an answer pastes a few lines of a log with it.
 _MOST_LINES_OF_PROSE = 1000
 # The dicts of the Hugging Face Trainer.
+_MINUS_HUNDRED = re.compile(r"(?<![\d.])[-\u2212]\s?100(?:[.,]0+)?\s?%")
 _TRAINER = re.compile(rb"\{['\"]loss['\"]: ?['\"]?[\d.]")
 
 
@@ -63,9 +73,9 @@ def _eta(source: str, known: Known, usual_gpu: str | None, as_json: bool) -> int
             usual = next((gpu.card for gpu in local_gpus()), None)
         known = replace(known, usual_card=usual)
     found = estimate(facts_of(log, known, run_folder(source)))
-    impossible = _impossible(found, content)
+    prose = _on_prose(found, content)
     before = tuple(note for note in (_pause_of(source),) if note)
-    found = replace(found, notes=(*before, *found.notes, *impossible))
+    found = replace(found, notes=(*before, *found.notes, *prose))
     now = datetime.now().astimezone()
     if as_json:
         show_json(json.dumps(_strict(to_json(found, now)), indent=1, allow_nan=False))
@@ -105,15 +115,16 @@ def _with_config(known: Known, config_file: str | None) -> Known:
     return replace(known, config=config, notes=(*known.notes, *notes))
 
 
-def _impossible(found: Eta, content: bytes) -> list[str]:
-    """Notes on claims in what was pasted that no card of this kind can keep."""
-    if found.floor_ms is None or len(found.log.steps) > _MOST_LINES_OF_PROSE:
-        return []
+def _on_prose(found: Eta, content: bytes) -> list[str]:
+    """Notes on what people write around a log: an MFU of -100%, and claims that this card cannot keep."""
+    if found.floor_ms is None or len(found.log.steps) > _MOST_LINES_OF_PROSE or (found.mfu or 0) > 1.05:
+        return []  # where the run itself is faster than its card can be, the floor is another run's
     prose = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
+    notes = [minus_hundred()] if found.log_mfu is None and _MINUS_HUNDRED.search(prose) else []
     claims = claims_in(prose, found.tokens_per_step, found.last_step)
     words = dict.fromkeys(f'"{claim.words}"' for claim in claims if claim.ms < found.floor_ms)
     if not words:
-        return []
+        return notes
     text = _(
         "impossible on this card: {claims}; an iteration takes {floor} at least, {flops:.1f} TFLOP at "
         "{peak:.1f} TFLOPS"
@@ -123,7 +134,7 @@ def _impossible(found: Eta, content: bytes) -> list[str]:
         "flops": found.floor_flops / 1e12,
         "peak": found.all_peak / 1e12,
     }
-    return [text.format(claims=", ".join(words), **figures)]
+    return [*notes, text.format(claims=", ".join(words), **figures)]
 
 
 def _pause_of(source: str) -> str:
@@ -203,7 +214,7 @@ def to_text(found: Eta, now: datetime) -> str:
     rows += _time_rows(found, now)
     if found.loss is not None:
         rows.append((_("loss"), number(found.loss, ".4f")))
-    if found.prediction is not None:
+    if found.prediction is not None and (found.steps_left or found.last_step is None):
         rows.append((_("next"), _next_text(found)))
     wide = max(len(name) for name, _text in rows)
     lines = _paragraph(_head(found))
@@ -218,7 +229,7 @@ def to_text(found: Eta, now: datetime) -> str:
 
 def _head(found: Eta) -> str:
     steps = found.log.last.steps
-    if not len(steps):
+    if not len(steps) or (found.prediction is not None and found.log.format not in PROGRAMS):
         return _("no step with its time yet: an estimate from what is said of the run")
     if found.last_step is None:
         head = ngettext(
@@ -244,6 +255,10 @@ def _head(found: Eta) -> str:
 def _step_text(found: Eta) -> str:
     if (guess := found.prediction) is not None:
         text = _("{time}: plan's figure for {program}")
+        if not guess.program:
+            return _("{time}: by the MFU that is said, of an A100's 312 TFLOPS").format(
+                time=_seconds(found.step_ms)
+            )
         if guess.first_ms is not None:
             text = _(
                 "{time}: plan's figure for {program}; the first iteration's {first} are compilation, tuning "
@@ -271,7 +286,7 @@ def _floor_text(found: Eta) -> str:
 def _next_text(found: Eta) -> str:
     text = _("paste {n} more lines once they are there, such as `{line}`: the real speed is in them")
     line = "iter 10: loss 9.8765, time 4321.12ms, mfu 11.52%"
-    if found.log.format in (NANOCHAT, NANOCHAT_2025):
+    if found.log.format in NANOCHATS:
         line = "step 00010/02520 (0.40%) | loss: 6.123456 | lrm: 0.25 | dt: 1177.12ms | tok/sec: 55,700 | ..."
     return text.format(n=10, line=line)
 

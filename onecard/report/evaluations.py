@@ -30,7 +30,7 @@ def evaluations_left(
 ) -> tuple[int, Range]:
     """How many are to come, and the seconds that one takes."""
     last_step = facts.last_step
-    if last_step is None or facts.log.format == HUGGINGFACE:
+    if last_step is None or facts.log.format == HUGGINGFACE or facts.eval_every == 0:
         return 0, NOTHING
     interval = facts.eval_every or _seen_interval(start)
     taken = _seconds(facts, start, step_ms, tokens_per_s)
@@ -74,23 +74,29 @@ def _of_nanochat(
     usual = NANOCHATS_TOKENS[facts.log.format]
     mid = (facts.eval_tokens or usual) / tokens_per_s / _FORWARD if tokens_per_s else 0.0
     taken = Range(mid, 0.5 * mid, 1.5 * mid)
-    assumed: list[str] = []
+    seen = interval is not None
     if interval is None:
         interval = NANOCHATS_EVERY
         if len(start.evaluations):
             interval = max(interval, _shortest_interval(start))
-        assumed.append(_("one every {n:,} steps").format(n=interval))
-    if facts.eval_tokens is None and tokens_per_s:
-        assumed.append(_("{n:,} tokens each, nanochat's default").format(n=usual))
-    if not assumed:
+    if seen and (facts.eval_tokens is not None or not tokens_per_s):
         return interval, taken
-    unsaid = {"--eval-every N": facts.eval_every, "--eval-tokens N": facts.eval_tokens}
-    flags = " ".join(flag for flag, value in unsaid.items() if value is None)
-    text = _(
-        "evaluations are in the upper bound alone, for the log does not say all of them: {assumed} is "
-        "assumed ({flags} says it)"
-    )
-    notes.append(text.format(assumed=", ".join(assumed), flags=flags))
+    if not seen and facts.eval_tokens is None:
+        text = _(
+            "evaluations are in the upper bound alone: nanochat's defaults are assumed, one of {tokens:,} "
+            "tokens every {every:,} steps (--eval-tokens N and --eval-every N say it)"
+        )
+    elif seen:
+        text = _(
+            "evaluations are in the upper bound alone: the log does not say how many tokens one has, and "
+            "nanochat's default of {tokens:,} is assumed (--eval-tokens N says it)"
+        )
+    else:
+        text = _(
+            "evaluations are in the upper bound alone: one every {every:,} steps is assumed, nanochat's "
+            "default (--eval-every N says it)"
+        )
+    notes.append(text.format(tokens=usual, every=interval))
     return interval, Range(0.0, 0.0, taken.high)
 
 

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from html import escape
 
 from onecard.language import number
-from onecard.report.plotting import Column, Curves, Pairs, Scale, by_column, mean_line, short, tick_labels
+from onecard.report.plotting import (
+    LATE_OF_A_PICTURE,
+    Column,
+    Curves,
+    Pairs,
+    Scale,
+    by_column,
+    mean_line,
+    short,
+    tick_labels,
+)
 
 _SIDE = 1000  # of the picture's own coordinates, both ways
 _COLUMNS, _STRIP_COLUMNS, _MEANS = 480, 240, 160
@@ -29,7 +39,7 @@ class Words:
 
 
 def loss_figure(curves: Curves, words: Words, *, log_x: bool = False) -> str:
-    steps, losses = curves.steps(log_x), curves.losses(log_x)
+    steps, losses = curves.steps(log_x), curves.losses(log_x, LATE_OF_A_PICTURE)
     parts = [_grid(steps, losses, 6, 8)]
     parts += [_upright(steps.at(step), "start") for step in curves.starts]
     parts += [_upright(steps.at(step), "alarm") for step in curves.marks]
@@ -46,7 +56,8 @@ def loss_figure(curves: Curves, words: Words, *, log_x: bool = False) -> str:
 
 def strip(pairs: Pairs, steps: Scale, words: Words, kind: str) -> str:
     """A low figure of one line below the loss, on its axis of steps: the learning rate, the speed."""
-    values = [value for _step, value in pairs if math.isfinite(value)]
+    pairs = [pair for pair in pairs if steps.low <= pair[0] <= steps.high and math.isfinite(pair[1])]
+    values = [value for _step, value in pairs] or [0.0]
     high = max(values) or 1.0
     low = 0.0 if kind == "rate" else min(0.0, *values)
     scale = Scale(low, 1.12 * high)
@@ -109,21 +120,40 @@ def _path(points: Iterable[tuple[int, int]]) -> str:
 
 
 def _line(pairs: Pairs, scales: tuple[Scale, Scale], kind: str) -> str:
-    """What is above the scale leaves the picture at its top."""
     steps, losses = scales
     if len(pairs) > _COLUMNS:
         columns = by_column(pairs, steps, _COLUMNS)
-        points = [
-            _xy((column.at + 0.5) / _COLUMNS, losses.at(value))
-            for column in columns
-            for value in ((column.high, column.low) if column.high > column.low else (column.last,))
+        parts = [
+            [
+                _xy((column.at + 0.5) / _COLUMNS, losses.at(value))
+                for column in columns
+                for value in ((column.high, column.low) if column.high > column.low else (column.last,))
+            ]
         ]
     else:
-        points = [_xy(steps.at(s), losses.at(v)) for s, v in pairs if math.isfinite(v)]
-    # Along the top edge nothing is drawn but the last point, from which the line comes down.
-    while len(points) > 1 and points[0][1] == points[1][1] == 0:
-        points.pop(0)
-    return f'<path class="{kind}" d="{_path(points)}"/>' if points else ""
+        finite = [pair for pair in pairs if math.isfinite(pair[1])]
+        parts = [[_xy(steps.at(s), losses.at(v)) for s, v in part] for part in _below(finite, losses.high)]
+    path = "".join(map(_path, parts))
+    return f'<path class="{kind}" d="{path}"/>' if path else ""
+
+
+def _below(pairs: Pairs, high: float) -> list[list[tuple[float, float]]]:
+    """The parts of a line that are below the top of the scale, each to the point where it crosses it."""
+    parts: list[list[tuple[float, float]]] = [[]]
+    before: tuple[float, float] | None = None
+    for step, value in pairs:
+        if before is not None and (before[1] > high) != (value > high):
+            share = (high - before[1]) / (value - before[1])
+            crossing = (before[0] + share * (step - before[0]), high)
+            if value > high:
+                parts[-1].append(crossing)
+                parts.append([])
+            else:
+                parts[-1] = [crossing]
+        if value <= high:
+            parts[-1].append((step, value))
+        before = (step, value)
+    return parts
 
 
 def _dots(pairs: Pairs, scales: tuple[Scale, Scale], kind: str) -> str:

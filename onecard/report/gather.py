@@ -10,7 +10,7 @@ from onecard.errors import UserError
 from onecard.hardware.cards import Card, match_rates
 from onecard.language import _
 from onecard.report.datasets import dataset_named, train_tokens_of
-from onecard.report.known import NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD, Known
+from onecard.report.known import NANOCHAT_2025, NANOCHATS, NANOGPT, ONECARD, Known
 from onecard.report.log import Log
 from onecard.report.model import model_of
 from onecard.report.run_facts import RunFacts
@@ -49,7 +49,7 @@ def facts_of(log: Log, known: Known, folder: RunFolder | None = None) -> RunFact
         cards=cards,
         data=dataset_named(dataset),
         train_tokens=train_tokens_of(found, dataset),
-        eval_tokens=_eval_tokens(found, batch_size, block_size),
+        eval_tokens=_eval_tokens(found, tokens_per_step, micros),
         eval_every=_eval_every(found),
         last_step=last_step,
         schedule=schedule,
@@ -109,7 +109,7 @@ def _tokens_per_step(found: Sources, factors: tuple[int | None, ...], cards: int
         return found.first("tokens_per_step", ("flag", math.prod(value or 1 for value in factors)))
     where, printed = found.in_log("tokens_per_step", whole)
     counted = _by_columns(log)
-    by_speed = speed_times_time(log) if log.format in (NANOCHAT, NANOCHAT_2025) else None
+    by_speed = speed_times_time(log) if log.format in NANOCHATS else None
     if printed and by_speed and printed > 1.5 * by_speed:
         found.notes.append(
             _(
@@ -181,7 +181,7 @@ def _last_step(found: Sources, tokens_per_step: int | None) -> int | None:
     theirs = found.in_config("max_iters")
     if known.max_iters is None and found.config_origin == "config" and theirs[1]:
         found.compare("max_iters", by_log or stated[1], theirs[1])
-    share = number(log.facts.get("share_done"))
+    share = number(log.facts.get("progress"))
     by_share = _by_share(log, share) if share else None
     return found.first(
         "last_step", ("flag", known.max_iters), ("flag", by_tokens), ("log", by_log), stated,
@@ -198,21 +198,25 @@ def _by_share(log: Log, share: float) -> int | None:
 
 
 def _eval_every(found: Sources) -> int | None:
+    def read(value: Value) -> int | None:
+        every = number(value)
+        return None if every is None else max(0, int(every))  # -1 is nanochat's never
+
     return found.first(
-        "eval_every", ("flag", found.known.eval_every), found.in_log("eval_interval", whole),
+        "eval_every", ("flag", found.known.eval_every), found.in_log("eval_interval", read),
         found.in_config("eval_interval"),
     )  # fmt: skip
 
 
-def _eval_tokens(found: Sources, batch_size: int | None, block_size: int | None) -> int | None:
+def _eval_tokens(found: Sources, tokens_per_step: int | None, micros: int | None) -> int | None:
     """nanoGPT reads eval_iters micro-batches of each split, nanochat says tokens."""
     where, blocks = found.in_log("eval_iters", whole)
     if blocks is None:
         where, blocks = found.in_config("eval_iters")
-    counted = blocks * batch_size * block_size if blocks and batch_size and block_size else None
+    counted = round(blocks * tokens_per_step / micros) if blocks and tokens_per_step and micros else None
     return found.first(
         "eval_tokens", ("flag", found.known.eval_tokens), found.in_log("eval_tokens", whole), (where, counted)
-    )  # fmt: skip
+    )
 
 
 # --- how it computes ----------------------------------------------------------------------------
@@ -222,7 +226,7 @@ def _optimizer(found: Sources) -> str | None:
     by_config = None
     if found.config is not None:
         by_config = "muon" if found.config.by_muon else "adamw"
-    by_format = {NANOGPT: "adamw", NANOCHAT: "muon", NANOCHAT_2025: "muon"}.get(found.log.format)
+    by_format = "adamw" if found.log.format == NANOGPT else "muon" if found.log.format in NANOCHATS else None
     return found.first(
         "optimizer", found.in_log("optimizer", word), (found.config_origin, by_config), ("log", by_format)
     )

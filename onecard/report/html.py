@@ -31,7 +31,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 _HEAD_BYTES = 4096
 _MOST_OF_A_SAMPLE = 3000  # characters on the page
 _FOLDED = ("losses", "facts", "notes")  # sections that are opened by who wants them
-_FIGURES = re.compile(r"[\d(–-].*|")
+_FIGURES = re.compile(r"[\d(±–-].*|")
 
 
 def page(report: Report, *, log_x: bool = False) -> str:

@@ -12,6 +12,9 @@ NANOGPT, NANOCHAT, NANOCHAT_2025 = "nanogpt", "nanochat", "nanochat-2025"
 NANOCHAT_SFT, ONECARD, HUGGINGFACE = "nanochat-sft", "onecard", "huggingface"
 
 
+NANOCHATS = (NANOCHAT, NANOCHAT_2025, NANOCHAT_SFT)
+
+
 @dataclass(frozen=True)
 class Known:
     """What the reader of the log adds to it; None is "see the log"."""

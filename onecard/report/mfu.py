@@ -12,7 +12,7 @@ import statistics
 
 from onecard.hardware.cards import read_words
 from onecard.language import _, number
-from onecard.report.known import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD
+from onecard.report.known import HUGGINGFACE, NANOCHAT_2025, NANOCHATS, NANOGPT, ONECARD
 from onecard.report.log import Steps
 from onecard.report.run_facts import RunFacts
 
@@ -51,7 +51,7 @@ def divisor(facts: RunFacts) -> float | None:
         return A100_FLOPS
     if log.format == NANOCHAT_2025:
         return H100_FLOPS
-    if log.format == NANOCHAT:
+    if log.format in NANOCHATS:
         if "peak_flops" in log.facts:
             return float(log.facts["peak_flops"])
         return NANOCHAT_TABLE.get("".join(read_words(card.name).words)) if card is not None else None
@@ -102,7 +102,7 @@ def explain(facts: RunFacts, shown: float | None, true: float | None, peak: floa
         and shown >= 0
         and any(mfu < 0 for mfu in log.last.steps.mfu)
     ):
-        said.append(_minus_hundred())
+        said.append(minus_hundred())
     if log.format == NANOGPT and shown is not None and shown > 0 and card is not None and peak is not None:
         said.append(
             _("{percent} of 312 is {tflops:.1f} TFLOPS: {share:.0f}% of one {card}'s {peak:.1f}.").format(
@@ -140,12 +140,14 @@ def _why(facts: RunFacts, shown: float | None) -> str:
         return _("onecard's MFU is against the card it ran on: nothing to correct.")
     if log.format == NANOGPT:
         if shown < 0:
-            return _minus_hundred()
+            return minus_hundred()
         if card is not None and read_words(card.name).words == ("a", "100"):
             return _("nanoGPT divides by an A100's 312 TFLOPS, which is right here.")
         return _("nanoGPT divides by an A100's 312 TFLOPS, whatever the card.")
     if log.format == NANOCHAT_2025:
         return _("nanochat divided by an H100's 989 TFLOPS on every card until January 2026.")
+    if log.format not in NANOCHATS:
+        return _("What this trainer divides by is not known here.")
     if shown == 0:
         return _(
             "nanochat does not find the card in its table (of the RTX 40 it has the 4090 alone), divides by "
@@ -159,7 +161,7 @@ def _why(facts: RunFacts, shown: float | None) -> str:
     )
 
 
-def _minus_hundred() -> str:
+def minus_hundred() -> str:
     return _("-100% is no measurement: nanoGPT starts at -1 and shows that until 5 iterations have passed.")
 
 

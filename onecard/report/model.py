@@ -17,7 +17,7 @@ from onecard.config.resolve import vocabulary_of
 from onecard.errors import UserError
 from onecard.language import _
 from onecard.report.datasets import NO_DATA, data_here
-from onecard.report.known import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT
+from onecard.report.known import HUGGINGFACE, NANOCHAT_2025, NANOCHATS, NANOGPT
 from onecard.report.log import Log
 from onecard.report.sources import Sources, number, switch, whole, word
 
@@ -74,17 +74,16 @@ def model_of(sources: Sources, dataset: str | None) -> Model:
 
 def _printed_count(sources: Sources) -> int | None:
     """nanoGPT's is without position embeddings."""
-    for name in ("parameters", "parameters_in_all"):
-        where, count = sources.in_log(name, number)
-        if count is not None and 1 <= count < 10**15:
-            sources.origin["parameters"] = where
-            return round(count)
-    return None
+    where, count = sources.in_log("parameters", number)
+    if count is None or not 1 <= count < 10**15:
+        return None
+    sources.origin["parameters"] = where
+    return round(count)
 
 
 def _counted(shape: Shape, log: Log) -> int:
     """As the log's trainer would count it."""
-    positions = shape.block_size * shape.n_embd if shape.arch == "gpt2" and "parameters" in log.facts else 0
+    positions = shape.block_size * shape.n_embd if shape.arch == "gpt2" and log.format == NANOGPT else 0
     return shape.parameters - positions
 
 
@@ -119,7 +118,7 @@ def first_loss(log: Log) -> float | None:
 
 
 def _from_scratch(sources: Sources) -> bool:
-    """As far as anybody says: a first loss of other weights tells nothing of the vocabulary."""
+    """As far as anybody says: a first loss of other weights is not that of the vocabulary."""
     _where, begun = sources.in_log("init_from", word)
     begun = begun or (sources.config.init_from if sources.config is not None else "scratch")
     return begun in ("scratch", "auto") and begun not in PRETRAINED
@@ -128,7 +127,7 @@ def _from_scratch(sources: Sources) -> bool:
 def _by_first_loss(sources: Sources) -> str | None:
     """nanoGPT's log(50304) is 10.83; characters are about 65."""
     loss = first_loss(sources.log) if _from_scratch(sources) else None
-    if loss is None or sources.log.format in (NANOCHAT, NANOCHAT_2025, HUGGINGFACE):
+    if loss is None or sources.log.format in (*NANOCHATS, HUGGINGFACE):
         return None
     begins = {"gpt2": _GPT2_BEGINS, "char": _CHARACTERS_BEGIN, "byte": _BYTES_BEGIN}
     return next((name for name, (low, high) in begins.items() if low <= loss <= high), None)
@@ -139,7 +138,7 @@ def _tokenizer_of(vocabulary: int | None, dataset: str | None, log: Log) -> str 
         return None
     if dataset in OWN_TOKENS and embedding_rows(*OWN_TOKENS[dataset]) == vocabulary:
         return OWN_TOKENS[dataset][0]
-    of_nanochat = log.format in (NANOCHAT, NANOCHAT_2025)
+    of_nanochat = log.format in NANOCHATS
     exact = {32_000: "llama2", 50_277: "gpt-neox", 50_432: "gpt-neox", 256: "byte", 257: "byte", 320: "byte"}
     if vocabulary in exact:
         return exact[vocabulary]
@@ -212,8 +211,8 @@ def _other_vocabulary(shape: Shape, printed: int | None, sources: Sources) -> in
 def _shape_of_log(sources: Sources, printed: int | None, vocabulary: int | None) -> Shape | None:
     """By what the log's head says; what nanoGPT does not print there is at its default."""
     log = sources.log
-    shape = _nanochat_of(sources, printed) if log.format in (NANOCHAT, NANOCHAT_2025) else None
-    if shape is None and log.format not in (NANOCHAT, NANOCHAT_2025, HUGGINGFACE):
+    shape = _nanochat_of(sources, printed) if log.format in NANOCHATS else None
+    if shape is None and log.format not in (*NANOCHATS, HUGGINGFACE):
         shape = _gpt2_of(sources, printed, vocabulary)
     if shape is not None:
         sources.origin["shape"] = sources.in_log("n_embd", whole)[0]

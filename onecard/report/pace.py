@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onecard.report.known import HUGGINGFACE, NANOCHAT, NANOCHAT_2025, NANOGPT, ONECARD
+from onecard.report.known import HUGGINGFACE, NANOCHATS, NANOGPT, ONECARD
 from onecard.report.log import Log, Start, Steps
 from onecard.report.run_facts import RunFacts
 
@@ -24,7 +24,7 @@ FLOORS = ((5, 0.10), (20, 0.05), (math.inf, 0.02))
 # a median is to that of a mean.
 SIGMA_PER_MAD, MEDIAN_TO_MEAN = 1.4826, 1.2533
 # Their times are of steps alone; of other formats nobody knows.
-_WITHOUT_EVALUATIONS = (NANOCHAT, NANOCHAT_2025, ONECARD, HUGGINGFACE)
+_WITHOUT_EVALUATIONS = (*NANOCHATS, ONECARD, HUGGINGFACE)
 
 
 @dataclass(frozen=True)

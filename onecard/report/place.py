@@ -69,7 +69,7 @@ def place_of(facts: RunFacts) -> Place:
     tokenizer, assumed = _tokenizer(facts)
     if tokenizer is None:
         why = _(
-            "which tokenizer the losses count in is not known, and nats a token compare only where it is "
+            "nobody says which tokenizer the losses count in, and nats a token compare only where it is "
             "the same"
         )
         return Place("", cannot=why)
@@ -141,6 +141,8 @@ def _in_nats(
     facts: RunFacts, measured: _Measured, tokenizer: str, data: str | None, assumed: list[str]
 ) -> Place:
     assert facts.parameters is not None
+    # Value embeddings are not what a usual model has its parameters in.
+    parameters = counted_parameters(facts.shape) if facts.shape is not None else facts.parameters
     if measured.tokens is None or measured.tokens <= 0:
         if not (data and ended_runs(data, tokenizer)):
             return Place(
@@ -159,18 +161,18 @@ def _in_nats(
         return Place(
             "", cannot=_("after {n} tokens no published run says what is usual").format(n=count(tokens))
         )
-    found = expected_loss(data, tokenizer, facts.parameters, tokens) if data is not None else None
+    found = expected_loss(data, tokenizer, parameters, tokens) if data is not None else None
     if found is None and data is not None and ended_runs(data, tokenizer):
         return _by_size_alone(facts, measured, data, tokenizer)
     if found is None:
         if tokenizer != "gpt2" or not (data is None or data in WEB):
             text = _("no published run has {data} in tokens of {tokenizer}")
             return Place("", cannot=text.format(data=data or _("this text"), tokenizer=tokenizer))
-        found = expected_loss(ASSUMED, "gpt2", facts.parameters, tokens)
+        found = expected_loss(ASSUMED, "gpt2", parameters, tokens)
         assert found is not None
         found = dataclasses.replace(found, low=found.low - _OTHER_WEB_TEXT, high=found.high + _OTHER_WEB_TEXT)
         text = _(
-            "which text it is is not known: taken for {assumed}, and the range is wider by {n:.2f} for that"
+            "nobody says which text it is: taken for {assumed}, and the range is wider by {n:.2f} for that"
         )
         if data is not None:
             text = _("no run in these tokens is published for {data}: compared with {assumed}, {n:.2f} wider")
@@ -178,9 +180,10 @@ def _in_nats(
     allowed, phase = _phase(measured, STILL_HIGH)
     low, high = found.low, found.high + (STILL_HIGH if measured.rate is None else 0.0)
     standing = _standing(measured.loss - allowed, low, high)
-    equals = found.tokens_for(measured.loss - allowed, facts.parameters, tokens)
+    equals = found.tokens_for(measured.loss - allowed, parameters, tokens)
     texts = [
-        _compared(facts.parameters, measured, tokens, (found.loss, low, high), standing, equals, allowed),
+        _compared(parameters, measured, tokens, (found.loss, low, high), standing, allowed),
+        *_length(parameters, tokens, equals),
         *phase,
         *assumed,
     ]
@@ -192,36 +195,36 @@ def _in_nats(
 
 def _compared(
     parameters: int, measured: _Measured, tokens: int, usual: tuple[float, float, float], standing: str,
-    equals: float | None, allowed: float,
+    allowed: float,
 ) -> str:  # fmt: skip
     text = {
-        "ahead": _("{what} {loss:.3f} after {tokens} tokens is ahead of a usual {size}: {usual:.2f} "
-        "({low:.2f} "
-                   "to {high:.2f}) is what one ends at there, {by:.2f} more"),
+        "ahead": _("{what} {loss:.3f} after {tokens} tokens is ahead of the trend: a usual {size} ends at "
+                   "{usual:.2f} there ({low:.2f} to {high:.2f}), {by:.2f} more"),
         "on": _("{what} {loss:.3f} after {tokens} tokens is on the trend: a usual {size} ends at {usual:.2f} "
                 "there ({low:.2f} to {high:.2f})"),
         "behind": _("{what} {loss:.3f} after {tokens} tokens is behind the trend: a usual {size} ends at "
                     "{usual:.2f} there ({low:.2f} to {high:.2f}), {by:.2f} less"),
     }[standing]  # fmt: skip
-    said = text.format(
+    return text.format(
         what=_("training loss") if measured.of_training else _("val loss"), loss=measured.loss,
         tokens=count(tokens), size=count(parameters), usual=usual[0], low=usual[1], high=usual[2],
         by=abs(measured.loss - allowed - usual[0]),
     )  # fmt: skip
-    if equals is None:
-        return said
-    if not tokens / 1.15 < equals < tokens * 1.15:
-        said += _("; it stands where a usual {size} ends after {equals} tokens").format(
-            size=count(parameters), equals=count(equals)
-        )
-    return said
+
+
+def _length(parameters: int, tokens: int, equals: float | None) -> list[str]:
+    """How long a usual run it counts as, where that is another length."""
+    if equals is None or tokens / 1.15 < equals < tokens * 1.15:
+        return []
+    text = _("that is where a usual {size} ends after {tokens} tokens")
+    return [text.format(size=count(parameters), tokens=count(equals))]
 
 
 def _phase(measured: _Measured, still_high: float) -> tuple[float, list[str]]:
     """What a rate that is still high adds to the loss, and a sentence about it."""
     if measured.rate is None:
         text = _(
-            "how high the learning rate was is not known: up to {n:.2f} of the loss may go with its decay"
+            "nobody says how high the learning rate was: up to {n:.2f} of the loss may go with its decay"
         )
         return 0.0, [text.format(n=still_high)]
     added = still_high * measured.rate
@@ -338,14 +341,16 @@ def _in_bits(facts: RunFacts, measured: _Measured, data: str | None, assumed: li
         return Place("", cannot=_("no published run has bits per byte of {data}").format(data=data))
     allowed, phase = _phase(measured, STILL_HIGH / (math.log(2) * sum(BYTES_PER_TOKEN) / 2))
     standing = _standing(measured.loss - allowed, low, high)
-    verdict = {"ahead": _("ahead of"), "on": _("within"), "behind": _("behind")}[standing]
-    text = _(
-        "{loss:.3f} bits per byte after {tokens} tokens is {verdict} {low:.2f} to {high:.2f}, the range "
-        "for {size} "
-        "parameters on {data}"
-    ).format(
-        loss=measured.loss, tokens=count(measured.tokens), verdict=verdict, low=low, high=high,
-        size=count(parameters), data=data or ASSUMED,
+    text = {
+        "ahead": _("{loss:.3f} bits per byte after {tokens} tokens is ahead of the trend: {low:.2f} to "
+                   "{high:.2f} is usual for {size} parameters on {data}"),
+        "on": _("{loss:.3f} bits per byte after {tokens} tokens is on the trend: {low:.2f} to {high:.2f} is "
+                "usual for {size} parameters on {data}"),
+        "behind": _("{loss:.3f} bits per byte after {tokens} tokens is behind the trend: {low:.2f} to "
+                    "{high:.2f} is usual for {size} parameters on {data}"),
+    }[standing].format(
+        loss=measured.loss, tokens=count(measured.tokens), low=low, high=high, size=count(parameters),
+        data=data or ASSUMED,
     )  # fmt: skip
     texts = [text, *phase, *assumed]
     shown = tuple(map(_row, rows))

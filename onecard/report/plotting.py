@@ -22,7 +22,8 @@ Pairs = Sequence[tuple[float, float]]
 
 # The first steps fall from ln(vocabulary): drawn whole, they would leave the rest of the curve flat.
 _FALL = 0.04
-_LATE = 3.5  # times what the later steps span
+# How high the scale is, in what the later steps span: of a few lines of text, and of a picture.
+LATE, LATE_OF_A_PICTURE = 3.5, 4.5
 _LEAST_OF_THE_FALL = 0.4  # of what is above that, after the first steps
 _LARGE = 1e5  # a loss: no more digits than a person reads
 _MANY = 200  # values of a curve, among which a few may be left out
@@ -127,7 +128,7 @@ class Curves:
         low = min(seen, default=1.0)
         return Scale(low, max(last, low + 1), True)
 
-    def losses(self, log: bool = False) -> Scale:
+    def losses(self, log: bool = False, late: float = LATE) -> Scale:
         """What the axis of losses spans: not the fall of the first steps, which would leave the rest flat,
         unless steps are on a scale where it has room."""
         finite = [[(s, v) for s, v in pairs if math.isfinite(v)] for pairs in (self.train, self.val)]
@@ -136,21 +137,23 @@ class Curves:
             return Scale(0.0, 1.0)
         low, high = values[0], values[-1] if len(values) < _MANY else _without_spikes(values)
         if not log:
-            high = min(high, self._top(finite, low, high))
+            high = min(high, self._top(finite, low, high, late))
         bounds = [bound for point in self.points for bound in (point.low, point.high) if math.isfinite(bound)]
         low, high = min([low, *bounds]), max([high, *bounds])
         room = _ROOM * (high - low) or 0.05 * abs(high) or 1.0
         return Scale(low - room, high + room)
 
-    def _top(self, finite: Sequence[Pairs], low: float, high: float) -> float:
+    def _top(self, finite: Sequence[Pairs], low: float, high: float, late: float) -> float:
         """So high that what falls in the second half has its share, and that nothing later is cut off."""
         scale = self.steps()
         begin, middle = (scale.low + share * (scale.high - scale.low) for share in (_FALL, 0.4))
         after = [max((v for s, v in pairs if s >= begin), default=low) for pairs in finite]
         later = [sorted(v for s, v in pairs if s >= middle) for pairs in finite]
-        late = [_without_spikes(values) if len(values) >= _MANY else values[-1] for values in later if values]
-        top = max([*late, low])
-        return max(top, low + max(_LATE * (top - low), _LEAST_OF_THE_FALL * (min(max(after), high) - low)))
+        highest = [
+            _without_spikes(values) if len(values) >= _MANY else values[-1] for values in later if values
+        ]
+        top = max([*highest, low])
+        return max(top, low + max(late * (top - low), _LEAST_OF_THE_FALL * (min(max(after), high) - low)))
 
 
 def _without_spikes(ordered: list[float]) -> float:
@@ -210,8 +213,10 @@ def rates_of(facts: RunFacts) -> Pairs:
 
 
 def speeds_of(facts: RunFacts) -> Pairs:
-    """Tokens a second by step; without the first steps of a process, which compile."""
-    steps = facts.log.steps
+    """Tokens a second by step; without the first steps of a process, which compile, and without those whose
+    time has an evaluation in it."""
+    evaluated = set(facts.log.evaluations.step)
+    steps = facts.log.steps.where([step not in evaluated for step in facts.log.steps.step])
     pairs: Pairs = steps.pairs("tokens_per_s")
     if not pairs and facts.tokens_per_step:
         pairs = [(s, 1000 * facts.tokens_per_step / ms) for s, ms in steps.pairs("ms") if ms > 0]

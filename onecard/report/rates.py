@@ -15,6 +15,11 @@ STILL_HIGH, DOWN = 0.9, 0.02
 
 def rate_at(schedule: Schedule, step: float) -> float | None:
     """The rate at a step, in the schedule's own unit; None where the schedule does not say."""
+    rate = _rate_at(schedule, step)
+    return rate if rate is not None and math.isfinite(rate) and rate >= 0 else None
+
+
+def _rate_at(schedule: Schedule, step: float) -> float | None:
     if schedule.kind == "table" and schedule.table:
         return _between(schedule.table, step)
     peak, final = schedule.peak, schedule.final if schedule.final is not None else 0.0
@@ -51,7 +56,8 @@ _SHAPES: dict[str, Callable[[float], float]] = {
 
 def logged_rates(facts: RunFacts) -> list[tuple[int, float]]:
     """(step, rate) as the log shows them, of steps or else of evaluations."""
-    return facts.log.steps.pairs("lr") or facts.log.evaluations.pairs("lr")
+    pairs = facts.log.steps.pairs("lr") or facts.log.evaluations.pairs("lr")
+    return [(step, rate) for step, rate in pairs if math.isfinite(rate) and rate >= 0]
 
 
 def rates_of(facts: RunFacts) -> Callable[[float], float | None]:
@@ -71,14 +77,14 @@ def rates_of(facts: RunFacts) -> Callable[[float], float | None]:
 
 def peak_of(facts: RunFacts) -> float | None:
     """The highest rate of the run, seen or planned."""
-    logged = max((rate for _step, rate in logged_rates(facts) if math.isfinite(rate)), default=None)
+    logged = max((rate for _step, rate in logged_rates(facts)), default=None)
     schedule = facts.schedule
     if schedule is None:
         return logged
     planned = schedule.peak
     if schedule.kind == "table" and schedule.table:
         planned = max(rate for _step, rate in schedule.table)
-    rates = [rate for rate in (logged, planned) if rate]
+    rates = [rate for rate in (logged, planned) if rate and 0 < rate < math.inf]
     return max(rates, default=None)
 
 

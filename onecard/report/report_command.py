@@ -71,10 +71,10 @@ def _with_config(known: Known, path: str | None) -> Known:
 def _report(source: str, known: Known, money: Money) -> Report:
     given = read_input(source)
     report = report_of(given.log, known, given.folder, source=source, name=given.name, money=money)
-    seen = losses_seen(report.facts)
-    if seen >= LEAST_LOSSES:
+    seen, rows = losses_seen(report.facts), losses_seen(report.facts, numbers=False)
+    if seen and rows >= LEAST_LOSSES:
         return report
-    if not seen and _rows(report):
+    if rows and not seen:
         raise UserError(
             _("no loss in {source} is a number").format(source=named(source)),
             _("they are NaN or infinite from the first line on"),
@@ -87,13 +87,6 @@ def _report(source: str, known: Known, money: Money) -> Report:
         _("it takes {n}, at different steps").format(n=LEAST_LOSSES),
         _("add more lines of the log; `onecard eta` says how fast the run is and when it is done"),
         exit_code=1,
-    )
-
-
-def _rows(report: Report) -> int:
-    log = report.facts.log
-    return sum(log.steps.has(name) for name in ("loss",)) + sum(
-        log.evaluations.has(name) for name in ("train", "val", "bpb")
     )
 
 

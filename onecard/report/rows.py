@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -187,22 +188,24 @@ def _sample(report: Report) -> Iterator[Row]:
         yield Row("sample", _("it writes"), f"“{shown}”")
 
 
-def step_lines(report: Report) -> Iterator[tuple[str, str]]:
+def step_lines(report: Report, *, brief: bool = False) -> Iterator[tuple[str, str]]:
     """Each next step with its gain, and its command: the first of each trainer, then the others."""
     first = {step.trainer: step for step in reversed(report.next_steps)}
     begin = [step for step in report.next_steps if step in first.values()]
     rest = [step for step in report.next_steps if step not in begin]
     for step in (*begin, *rest):
-        yield step_text(step), step.command
+        yield step_text(step, brief=brief), step.command
 
 
-def step_text(step: NextStep) -> str:
+def step_text(step: NextStep, *, brief: bool = False) -> str:
+    """`brief`: what comes after a colon or a full stop explains it, and its hours say what it takes."""
     amounts = []
     if step.gain is not None:
         low, high = sorted(step.gain)
         amounts.append(_("{low:.2f} to {high:.2f} nats lower").format(low=low, high=high))
     if step.hours is not None:
         amounts.append(duration(3600 * step.hours))
-    if step.kwh is not None:
+    if step.kwh is not None and not brief:
         amounts.append(kwh(step.kwh))
-    return f"{step.text.rstrip('.')} ({joined(amounts)})" if amounts else step.text
+    text = re.split(r"[:.;] ", step.text)[0] if brief else step.text
+    return f"{text.rstrip('.')} ({joined(amounts)})" if amounts else text

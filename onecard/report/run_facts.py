@@ -54,7 +54,7 @@ class RunFacts:
     data: str | None = None  # as references.toml names it: FineWeb, FineWeb-Edu, OpenWebText, C4, ...
     train_tokens: int | None = None  # of the data there is: tokens / train_tokens are the passes
     eval_tokens: int | None = None  # of one evaluation of one split
-    eval_every: int | None = None  # steps between evaluations
+    eval_every: int | None = None  # steps between evaluations; 0: there are none
     last_step: int | None = None  # the step at which the run ends
     schedule: Schedule | None = None
     dropout: float | None = None

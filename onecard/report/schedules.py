@@ -27,7 +27,7 @@ def schedule_of(
     """The schedule, and where it is from."""
     if log.planned.has("lr"):
         return _table(_rates(log)), "log"
-    if config is not None and (from_folder or _tells(config)):
+    if config is not None and (from_folder or _says(config)):
         return of_config(config), "folder" if from_folder else "config"
     stated, origin = _of_settings(log, last_step)
     if stated is not None and not stated.assumed:
@@ -39,7 +39,7 @@ def schedule_of(
     return _usual(log, last_step), "trainer"
 
 
-def _tells(config: RunConfig) -> bool:
+def _says(config: RunConfig) -> bool:
     """Is it a run's config, rather than three sizes somebody wrote down?"""
     names = ("learning_rate", "max_iters", "lr_decay_iters", "warmup_iters", "tokens", "depth")
     return any(config.is_set(name) for name in names)
@@ -68,7 +68,7 @@ def _of_settings(log: Log, last_step: int | None) -> tuple[Schedule | None, str]
     """By the knobs that the log shows. Of a head that its trainer printed, what is not there is at its
     default; of prose it may be anything."""
     names = ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters", "decay_lr", "lr_scheduler_type",
-             "warmdown_ratio", "final_lr_frac", "matrix_lr")  # fmt: skip
+             "warmdown_ratio", "final_lr_frac", "matrix_lr", "cooldown_frac", "warmdown_iters")  # fmt: skip
     found = {name: entry for name in names if (entry := said(log, name)) is not None}
     if not found:
         return None, ""
@@ -77,8 +77,11 @@ def _of_settings(log: Log, last_step: int | None) -> tuple[Schedule | None, str]
     values = {name: entry[1] for name, entry in found.items()}
     if log.format in (NANOCHAT, NANOCHAT_2025):
         return _trapezoid(log.format, values, last_step, assumed=origin == "prose"), origin
-    if log.format == HUGGINGFACE or "lr_scheduler_type" in values:
-        return _of_trainer(values, last_step, assumed="lr_scheduler_type" not in values), origin
+    if log.format == HUGGINGFACE or {"lr_scheduler_type", "final_lr_frac"} & values.keys():
+        usual = "linear" if log.format == HUGGINGFACE else "cosine"
+        return _of_trainer(values, last_step, usual), origin
+    if last_step and ({"cooldown_frac", "warmdown_iters"} & values.keys()):
+        return _cooled(values, last_step), origin
     complete = log.format in (NANOGPT, ONECARD) and origin != "prose"
     if not complete and "learning_rate" not in values:
         return None, ""
@@ -97,6 +100,8 @@ def _cosine(values: Mapping[str, Any], last_step: int | None, complete: bool) ->
         final = NANOGPT_DEFAULTS["min_lr"] if complete else peak / 10
     warmup, horizon = whole(values.get("warmup_iters")), whole(values.get("lr_decay_iters"))
     unsaid = warmup is None or horizon is None
+    if horizon is None and not complete and last_step is None and "learning_rate" in values:
+        return Schedule("unknown", peak, number(values.get("min_lr")), warmup or 0, None, assumed=True)
     if horizon is None:
         horizon = int(NANOGPT_DEFAULTS["lr_decay_iters"])
         if not complete and last_step:
@@ -110,15 +115,19 @@ def _cosine(values: Mapping[str, Any], last_step: int | None, complete: bool) ->
     return Schedule("cosine", peak, final, warmup, horizon, assumed=unsaid and not complete)
 
 
-def _of_trainer(values: Mapping[str, Any], last_step: int | None, *, assumed: bool) -> Schedule | None:
-    kind = (word(values.get("lr_scheduler_type")) or "linear").lower()
-    kind = next((name for name in ("cosine", "linear", "constant") if name in kind), "unknown")
+def _of_trainer(values: Mapping[str, Any], last_step: int | None, usual: str) -> Schedule | None:
+    """As the Hugging Face Trainer and llm.c name them; `usual` where they do not."""
+    said_kind = word(values.get("lr_scheduler_type"))
+    kind = next(
+        (name for name in ("cosine", "linear", "constant") if name in (said_kind or usual).lower()), ""
+    )
     peak, warmup = number(values.get("learning_rate")), whole(values.get("warmup_iters")) or 0
     if kind == "constant":
-        return Schedule(kind, peak, peak, warmup, assumed=assumed)
-    if kind == "unknown" or last_step is None:
+        return Schedule(kind, peak, peak, warmup)
+    if not kind or last_step is None:
         return None
-    return Schedule(kind, peak, 0.0, warmup, last_step, assumed=assumed)
+    final = (peak or 0.0) * (number(values.get("final_lr_frac")) or 0.0)
+    return Schedule(kind, peak, final, warmup, last_step, assumed=said_kind is None)
 
 
 def _trapezoid(
@@ -138,6 +147,14 @@ def _trapezoid(
     )  # fmt: skip
 
 
+def _cooled(values: Mapping[str, Any], last_step: int) -> Schedule:
+    """modded-nanogpt's: constant, and down to nothing in the last steps. Rates are its multiplier."""
+    steps = whole(values.get("warmdown_iters"))
+    if steps is None:
+        steps = round((number(values.get("cooldown_frac")) or 0.0) * last_step)
+    return Schedule("wsd", 1.0, 0.0, 0, last_step, decay_start=max(0, last_step - steps))
+
+
 def _usual(log: Log, last_step: int | None) -> Schedule | None:
     """The trainer's default, where nobody says anything."""
     if log.format == NANOGPT:
@@ -145,7 +162,7 @@ def _usual(log: Log, last_step: int | None) -> Schedule | None:
     if log.format in (NANOCHAT, NANOCHAT_2025):
         return _trapezoid(log.format, {}, last_step, assumed=True)
     if log.format == HUGGINGFACE:
-        return _of_trainer({}, last_step, assumed=True)
+        return _of_trainer({}, last_step, "linear")
     return None
 
 
@@ -188,16 +205,15 @@ def recognised(rows: Sequence[tuple[int, float]], last_step: int | None) -> Sche
     if after[-1][1] > (1 - _LEAST_FALL) * peak:
         flat = len(after) >= 3 and all(abs(rate / peak - 1) <= _SAME for _step, rate in after)
         return Schedule("unknown", peak, None, warmup, None, table=table, assumed=not flat)
+    if (best := _best_fall(after, peak, warmup, last_step)) is not None:
+        kind, final, horizon = best
+        return Schedule(kind, peak, final, warmup, horizon)
     # Where it stays at its peak first and falls later, the fall begins at the last highest rate.
     start = max(step for step, rate in after if rate >= (1 - _SAME) * peak)
-    stays = start - warmup > 0.02 * (after[-1][0] - warmup)
     falling = [(step, rate) for step, rate in after if step >= start]
-    best = _best_fall(falling, peak, start if stays else warmup, last_step)
-    if best is None:
+    if start == warmup or (best := _best_fall(falling, peak, start, last_step)) is None:
         return Schedule("unknown", peak, None, warmup, None, table=table)
     kind, final, horizon = best
-    if not stays:
-        return Schedule(kind, peak, final, warmup, horizon)
     return Schedule("wsd", peak, final, warmup, horizon, decay_start=start, decay_shape=kind)
 
 
@@ -206,32 +222,41 @@ def _best_fall(
 ) -> tuple[str, float, int] | None:
     """(cosine or linear, its last rate, where it ends) that the falling rates lie on."""
     now = rows[-1][0]
-    if last_step is not None and last_step > now and (found := _fall_to(rows, peak, start, last_step)):
-        return found
-    # With the end unknown as well, only rates that people end at can be told apart.
-    for growth in range(1, 180):
-        end = round(start + (now - start) * 1.02**growth)
-        found = _fall_to(rows, peak, start, end)
-        if found and any(abs(found[1] / peak - usual) < _FITS for usual in (0.0, 0.05, 0.1)):
-            return found
-    return None
+    # Where every tenth step is shown, the fall begins up to ten before the first one at the highest rate.
+    every = rows[1][0] - rows[0][0] if len(rows) > 1 else 0
+    starts = (start, start - every / 2, start - every) if start else (start,)
+    if last_step is not None and last_step > now:
+        fits = [found for begin in starts if (found := _fall_to(rows, peak, begin, last_step)) is not None]
+        if fits:
+            return min(fits)[1:]
+    # With the end unknown as well, only the rates that people usually end at can be found.
+    ends = (round(start + (now - start) * 1.02**growth) for growth in range(1, 180))
+    fits = [
+        found
+        for end in ends
+        if (found := _fall_to(rows, peak, start, end)) is not None
+        and any(abs(found[2] / peak - usual) < _FITS for usual in (0.0, 0.05, 0.1))
+    ]
+    return min(fits)[1:] if fits else None
 
 
 def _fall_to(
-    rows: Sequence[tuple[int, float]], peak: float, start: int, end: int
-) -> tuple[str, float, int] | None:
+    rows: Sequence[tuple[int, float]], peak: float, start: float, end: int
+) -> tuple[float, str, float, int] | None:
+    """How far off at most, and what _best_fall gives."""
     best: tuple[float, str, float] | None = None
     for kind in ("cosine", "linear"):
         shape = [_left(kind, (step - start) / (end - start)) for step, _rate in rows]
         final = _least_squares(shape, [rate for _step, rate in rows], peak)
-        if final is None or not -_SAME * peak <= final < peak:
+        if final is None or final >= peak:
             continue
+        final = max(final, 0.0)
         off = max(
             abs(final + (peak - final) * part - rate) for part, (_step, rate) in zip(shape, rows, strict=True)
         )
         if off <= _FITS * peak and (best is None or off < best[0]):
-            best = off, kind, max(final, 0.0)
-    return (best[1], best[2], end) if best else None
+            best = off, kind, final
+    return (*best, end) if best else None
 
 
 def _left(kind: str, progress: float) -> float:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onecard.language import _
-from onecard.report.answer import Report, heaviest
+from onecard.report.answer import Report
 from onecard.report.drawing import Segments, Signs, drawn
+from onecard.report.findings import Finding
 from onecard.report.plotting import curves_of
 from onecard.report.rows import Row, rows_of, run_line, run_parts, step_lines
 from onecard.report.tables import sections
@@ -19,6 +20,7 @@ LINES = 20  # of the first screen: 24 have room for the command and the next pro
 WIDEST = 110  # a line longer than that is hard to read
 _CURVE, _TALLEST, _FULL_CURVE = 7, 10, 18  # lines of the curve with its axis
 _COLOURS = {"healthy": "green", "healthy-but": "yellow", "not-healthy": "red", "unknown": "yellow"}
+_FIGURE = re.compile(r"[\d(–±-]|$")
 _SIGNS = {True: ("+", "green"), False: ("-", "red"), None: ("·", "")}
 
 
@@ -27,6 +29,7 @@ class Piece:
     """Lines of the first screen; of several the least `rank` is taken first, while there is room."""
 
     rank: int
+    kind: str
     lines: list[Segments]
 
 
@@ -41,29 +44,40 @@ def first_screen(report: Report, width: int, signs: Signs, *, log_x: bool = Fals
         if piece.rank == 0 or len(piece.lines) <= left:
             taken.append(piece)
             left -= len(piece.lines)
-    high = min(_TALLEST, _CURVE + max(0, left))
-    above, *below = [piece.lines for piece in pieces if piece in taken]
-    curve = _curve(report, width, high, signs, log_x) if has_curve else []
-    return [*above, *curve, *(line for lines in below for line in lines)]
+    # What room is left goes to empty lines between the parts, then to the curve.
+    parts = list(dict.fromkeys(piece.kind for piece in pieces if piece in taken))
+    spaced = left > len(parts) - 2
+    left -= len(parts) - 2 if spaced else 0
+    lines: list[Segments] = []
+    for kind in parts:
+        lines += [[]] if spaced and kind not in (parts[0], parts[-1]) else []
+        lines += [line for piece in pieces if piece in taken and piece.kind == kind for line in piece.lines]
+        if kind == "verdict" and has_curve:
+            lines += _curve(report, width, min(_TALLEST, _CURVE + max(0, left)), signs, log_x)
+    return lines
 
 
 def _pieces(report: Report, width: int, signs: Signs) -> list[Piece]:
     """In the order in which they are shown."""
     said = " ".join(verdict_of(report))
-    found = [Piece(0, [*_verdict(report, width), *_run(report, width)])]
-    wrong = [(each.text, False) for each in heaviest(report.mistakes)]
-    reasons = [(each.text, each.good) for each in report.reasons]
-    for rank, (text, good) in enumerate(
-        each for each in (*wrong[:3], *reasons) if each[0].rstrip(".") not in said
-    ):
-        found.append(Piece(2 if rank < 2 else 4 if rank < 4 else 7, _bullet(text, good, width, signs)))
+    found = [Piece(0, "verdict", [*_verdict(report, width), *_run(report, width)])]
+    every = [
+        *report.findings,
+        *(Finding(each.key, each.text, False, None, each.weight) for each in report.mistakes),
+    ]
+    every = [*report.alarms, *sorted(every, key=lambda each: -each.weight)]
+    for rank, each in enumerate(each for each in every if each.text.rstrip(".") not in said):
+        lines = _bullet(each.text, each.good, width, signs)
+        found.append(Piece(2 if rank < 2 else 4 if rank < 4 else 7, "reasons", lines))
     rows = rows_of(report)
     for row, lines in zip(rows, _rows(rows, width), strict=True):
         if lines:
-            found.append(Piece({"speed": 3, "time": 3, "forecast": 3}.get(row.key, 6), lines))
-    for rank, (text, command) in zip((1, 5), step_lines(report), strict=False):
-        found.append(Piece(rank, _item(text, command, width)))
-    return [*found, Piece(0, _more(report, width))]
+            found.append(Piece({"speed": 3, "time": 3, "forecast": 3}.get(row.key, 6), "figures", lines))
+    for rank, (text, command) in zip((1, 5), step_lines(report, brief=True), strict=False):
+        # What is long to paste waits for the whole report; half of it would be worse than none.
+        shown = command if len(command.splitlines()) < 3 and len(command) + 4 <= width else ""
+        found.append(Piece(rank, "next", _item(text, shown, width)))
+    return [*found, Piece(0, "more", _more(report, width))]
 
 
 def whole(report: Report, width: int, signs: Signs, *, log_x: bool = False) -> list[Segments]:
@@ -149,27 +163,43 @@ def _item(text: str, code: str, width: int) -> list[Segments]:
 
 
 def hung(text: str, width: int, indent: int) -> list[str]:
-    first, *rest = _wrapped(text, width - indent)
-    return [first, *(" " * indent + more for more in rest)]
+    before = len(text) - len(text.lstrip())
+    first, *rest = _wrapped(text.lstrip(), width - indent)
+    return [" " * before + first, *(" " * indent + more for more in rest)]
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Segments]:
-    """Words on the left, figures on the right; the last column goes on below itself."""
+    """Words on the left, figures on the right; where it is too wide, long words go on below themselves."""
     plain = [headings, *rows]
     widths = [max(len(row[n]) for row in plain) for n in range(len(headings))]
-    figures = [all(re.match(r"^[\d(–-]|^$", row[n]) for row in rows) for n in range(len(headings))]
-    before = sum(each + 2 for each in widths[:-1])
-    room = max(20, width - 2 - before)
+    figures = [all(_FIGURE.match(row[n]) for row in rows) for n in range(len(headings))]
+    words = [n for n, right in enumerate(figures) if not right] or [0]
+    widest = max(words, key=widths.__getitem__)
+    over = sum(widths) + 2 * len(widths) - width
+    widths[widest] = min(widths[widest], max(16, widths[widest] - max(0, over)))
+    if sum(widths) + 2 * len(widths) > width:
+        return _stacked(headings, rows, width)
     lines: list[Segments] = []
     for at, row in enumerate(plain):
-        cells = [
-            f"{cell:>{wide}}" if right else f"{cell:<{wide}}"
-            for cell, wide, right in zip(row[:-1], widths, figures, strict=False)
-        ]
-        last = f"{row[-1]:>{widths[-1]}}" if figures[-1] else row[-1]
-        first, *rest = _wrapped(last, room) if not figures[-1] else [last]
-        lines.append([("  " + "  ".join([*cells, first]).rstrip(), "" if at else "dim")])
-        lines += [[(" " * (before + 2) + more, "")] for more in rest]
+        cells = [_wrapped(cell, widths[n], 16) if n == widest else [cell] for n, cell in enumerate(row)]
+        for deep in range(len(cells[widest])):
+            parts = [cell[deep] if deep < len(cell) else "" for cell in cells]
+            shown = (
+                f"{part:>{wide}}" if right else f"{part:<{wide}}"
+                for part, wide, right in zip(parts, widths, figures, strict=True)
+            )
+            lines.append([(("  " + "  ".join(shown)).rstrip(), "" if at else "dim")])
+    return lines
+
+
+def _stacked(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Segments]:
+    """What is too wide for a table: each row's cells below its first one, with their headings."""
+    lines: list[Segments] = []
+    for first, *cells in rows:
+        lines.append([(f"  {headings[0]}: {first}", "bold")])
+        for heading, cell in zip(headings[1:], cells, strict=True):
+            if cell:
+                lines += [[(line, "")] for line in hung(f"    {heading}: {cell}", width, 6)]
     return lines
 
 
@@ -177,6 +207,6 @@ def paragraph(text: str, width: int, *, indent: int = 0, style: str = "") -> lis
     return [[(" " * indent + line, style)] for line in _wrapped(text, width - indent)] if text else []
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = textwrap.wrap(str(text), max(20, width), break_on_hyphens=False)
+def _wrapped(text: str, width: int, least: int = 20) -> list[str]:
+    lines = textwrap.wrap(str(text), max(least, width), break_on_hyphens=False)
     return lines or [""]

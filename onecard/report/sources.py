@@ -17,9 +17,12 @@ Value = int | float | str
 # By nanoGPT's name, what other trainers call it (log.settings has the trainer's own names).
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("device_batch_size", "per_device_train_batch_size", "micro_batch_size"),
-    "block_size": ("max_seq_len", "max_seq_length", "sequence_length", "seq_len", "n_ctx"),
-    "gradient_accumulation_steps": ("grad_accum_steps", "gradient_accumulation"),
-    "tokens_per_step": ("total_batch_size", "tokens_per_iter"),
+    "block_size": (
+        "max_seq_len", "max_seq_length", "sequence_length", "sequence_len", "seq_len", "seq_length",
+        "context_length", "n_ctx",
+    ),
+    "gradient_accumulation_steps": ("grad_accum_steps", "gradient_accumulation", "grad_accum"),
+    "tokens_per_step": ("total_batch_size", "tokens_per_iter", "tokens_per_step_about"),
     "max_iters": ("num_iterations", "max_steps", "num_steps", "train_steps"),
     "n_layer": ("num_layers", "n_layers", "num_hidden_layers", "depth"),
     "n_head": ("num_heads", "n_heads", "num_attention_heads"),
@@ -27,13 +30,17 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("padded_vocab_size",),
     "learning_rate": ("lr", "max_lr", "peak_lr"),
     "min_lr": ("lr_min",),
-    "warmup_iters": ("warmup_steps", "num_warmup_steps"),
+    "warmup_iters": ("warmup_steps", "num_warmup_steps", "lr_warmup_steps"),
     "eval_interval": ("eval_every", "eval_steps", "val_loss_every"),
+    "eval_tokens": ("val_tokens",),
+    "train_tokens": ("train_tokens_about",),
+    "parameters": ("parameters_in_all", "parameters_about"),
+    "lr_scheduler_type": ("lr_scheduler",),
     "cards": ("nproc_per_node", "gpus", "num_gpus", "world_size", "ddp_world_size"),
     "compile": ("torch_compile", "compiled"),
     "dataset": ("data", "dataset_name"),
     "optimizer": ("optim",),
-}
+}  # fmt: skip
 _MOST = 10**15
 
 

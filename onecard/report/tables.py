@@ -117,7 +117,9 @@ def losses(report: Report) -> Section:
         return Section("losses", "")
     scale = curves.steps()
     within = max(0.5, 0.02 * (scale.high - scale.low))
-    smooth = mean_line(curves.train, 400)
+    # As the evaluations have it, of the same steps; else the mean of many single steps, but of the first one.
+    evaluated = report.facts.log.evaluations.pairs("train")
+    smooth = evaluated if len(evaluated) > 1 else [*curves.train[:1], *mean_line(curves.train, 400)]
     few = len(curves.main) <= _ROWS
     steps = [step for step, _loss in curves.main] if few else round_steps(scale, _ROWS - 2)
     rows = []
@@ -191,7 +193,7 @@ def facts_shown(report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    parts = [schedule.kind]
+    parts = [schedule.kind] if schedule.kind != "unknown" else []
     if schedule.peak is not None:
         parts.append(_("peak {rate:g}").format(rate=schedule.peak))
     if schedule.warmup_steps:
@@ -199,7 +201,7 @@ def schedule_text(schedule: Schedule) -> str:
     if schedule.horizon is not None and schedule.final is not None:
         parts.append(_("{rate:g} at step {n:,}").format(rate=schedule.final, n=schedule.horizon))
     if schedule.assumed:
-        parts.append(_("assumed"))
+        parts.append(_("as far as nobody says it the trainer's default"))
     return joined(parts)
 
 

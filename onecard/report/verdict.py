@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from onecard.language import N_, _, ngettext
+from onecard.language import N_, _
 from onecard.plan.amounts import count
-from onecard.report.answer import Report, first_loss, loss_text, losses_seen
+from onecard.report.answer import LEAST_LOSSES, Report, first_loss, loss_text, losses_seen, steps_seen
 
 # By the keys of alarms; what is seen of each is its own sentence, and the first of the reasons.
-_TROUBLE = N_("Not healthy: something is wrong since step {step:,}.")
+_TROUBLE = N_("Not healthy: something has been wrong since step {step:,}.")
 _TROUBLES = {
-    "diverging": N_("Not healthy: the run diverges since step {step:,}."),
-    "not-a-number": N_("Not healthy: the loss is no number since step {step:,}."),
-    "unlearned": N_("Not healthy: nothing is learned since step {step:,}."),
-    "stuck": N_("Not healthy: the loss is stuck since step {step:,}."),
-    "memorising": N_("Not healthy: the model memorises its text since step {step:,}."),
+    "diverging": N_("Not healthy: the run has been diverging since step {step:,}."),
+    "not-a-number": N_("Not healthy: the loss has been no number since step {step:,}."),
+    "unlearned": N_("Not healthy: nothing has been learned since step {step:,}."),
+    "stuck": N_("Not healthy: the loss has been stuck since step {step:,}."),
+    "memorising": N_("Not healthy: the model has been memorising its text since step {step:,}."),
 }
 
 
@@ -42,21 +42,17 @@ def _first(report: Report) -> str:
 
 
 def _cannot_know(report: Report) -> str:
-    seen = losses_seen(report.facts)
-    if not seen and len(report.facts.log.steps):
-        return _("Whether this run is healthy cannot be known: no line has a loss that is a number.")
-    text = ngettext(
-        "Whether this run is healthy cannot be known from {n} loss.",
-        "Whether this run is healthy cannot be known from {n} losses.",
-        seen,
-    )
-    return text.format(n=seen)
+    begin, end = steps_seen(report.facts)
+    text = _("Nothing is wrong in the {n:,} steps that the log shows, which are too few for a verdict.")
+    if losses_seen(report.facts) < LEAST_LOSSES:
+        text = _("Whether this run is healthy cannot be known from so few losses.")
+    return text.format(n=round(end - begin))
 
 
 def _second(report: Report) -> str:
     loss, end, place = report.loss, report.end, report.place
     if report.health == "unknown" or loss is None:
-        return _("Paste more of the log: lines from its beginning, and its latest ones.")
+        return _("Give more of the log, its first lines and its latest ones; or ask again later.")
     tokens = report.facts.tokens
     at = (
         _("{tokens} tokens").format(tokens=count(tokens))
@@ -68,7 +64,8 @@ def _second(report: Report) -> str:
     if end is not None:
         text = _("It stands at {loss} at {at} and should end between {low} and {high}.")
         return text.format(loss=loss.text, at=at, low=loss_text(end.low), high=loss_text(end.high))
-    if place is not None and place.unit == loss.unit and place.low is not None and place.high is not None:
+    shown = report.comparable and place is not None and place.unit == loss.unit
+    if shown and place is not None and place.low is not None and place.high is not None:
         text = _("Its {name} is {loss} at {at}, where usual runs of its size end at {low} to {high}.")
         low, high = loss_text(place.low), loss_text(place.high)
         return text.format(name=loss.name, loss=loss.text, at=at, low=low, high=high)

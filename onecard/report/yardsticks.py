@@ -190,9 +190,9 @@ def _bridges(data: str, tokenizer: str, parameters: int, tokens: float) -> list[
         if error > _MOST:
             continue
         text = _(
-            "bridge over {other}: {models} there lead to {there:.2f} for {size} after {tokens} tokens; "
+            "bridge over {other}: by {models} a {size} ends at {there:.2f} there after {tokens} tokens; "
             "{data} is "
-            "{gap:+.2f} from it at {anchor}; together {loss:.2f} ± {error:.2f}"
+            "{gap:+.2f} from it at {anchor}, so {loss:.2f} ± {error:.2f}"
         )
         text = text.format(
             other=_named(other, tokenizer), models=_sizes(there.rows), there=there.loss,

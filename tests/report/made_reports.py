@@ -65,7 +65,7 @@ def report(*, last: int = 6000, end: int = 10_000, lines: int = 601) -> Report:
             3.3, 3.2, 3.4, ("Bridged from other text.",), standing="on",
         ),
         next_steps=(
-            NextStep("Read text of better quality", BETTER, "theirs", (0.1, 0.2), 7.0, 2.0, 0.6, "published runs"),
+            NextStep("Read better text", BETTER, "theirs", (0.1, 0.2), 7.0, 2.0, 0.6, "published runs"),
             NextStep("Go on with it here", FURTHER, "onecard", (0.03, 0.06), 7.2, 2.1, 0.6, "the forecast"),
         ),
         course=Course(
@@ -94,7 +94,9 @@ def wrong() -> Report:
         "size", "A model of 117M was meant, one of 54M was built.", "n_embd = 512; the file is called 117m",
         "n_embd = 768   # was 512", "about 0.2 nats", 80.0,
     )  # fmt: skip
-    usual = Place("A usual run ends between 2.90 and 3.00.", (), 2.95, 2.9, 3.0, standing="behind")
+    usual = Place(
+        "A usual run ends between 2.90 and 3.00.", (), 2.95, 2.9, 3.0, standing="behind", equals_tokens=4e8
+    )
     return replace(finished(), mistakes=(mistake,), place=usual)
 
 

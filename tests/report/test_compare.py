@@ -41,7 +41,7 @@ def compared(*reports: Report) -> list[Side]:
 def test_a_real_difference_is_seen_and_noise_is_not() -> None:
     sides = compared(run("a"), run("b", 0.08))
     found = comparisons_of(sides)
-    assert [each.axis for each in found] == ["tokens", "hours", "kwh"]
+    assert [each.axis for each in found] == ["tokens", "hours", "flops", "kwh"]
     assert all(each.best == 1 and each.beyond_noise for each in found)
     assert found[0].lead == pytest.approx(0.08, abs=0.02)
     assert not comparisons_of(compared(run("a"), run("c", 0.002)))[0].beyond_noise

@@ -275,9 +275,7 @@ def test_a_small_nanochat_runs_estimate_is_not_of_its_evaluations() -> None:
     steps_alone = found.step_ms.mid / 1000 * found.steps_left
     assert found.remaining_s.mid == pytest.approx(steps_alone)
     assert found.remaining_s.high > 2 * steps_alone
-    assert any(
-        "one every 250 steps" in note and "--eval-every N --eval-tokens N" in note for note in found.notes
-    )
+    assert any("every 250 steps (--eval-tokens N and --eval-every N" in note for note in found.notes)
     said = eta_of(nanochat_log(590, 40, evaluate=0, **small), eval_every=1000, eval_tokens=327_680)
     assert said.evaluations_left == 3
     assert said.remaining_s.mid == pytest.approx(steps_alone + 3 * 10 * 0.59 / 3, rel=0.01)

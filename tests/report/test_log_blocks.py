@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import astuple
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_reader import Found, read_slowly
 from written_logs import D12_HEAD, NOTES_HEAD, nanochat_log, nanogpt_log
 
-from onecard.cli import main
-from onecard.report import eta_command, log_text
+from onecard.report import log_text
 from onecard.report.log_patterns import FACTS, HEAD_WORDS, PLAIN_ITER, PLAIN_STEP, START
 from onecard.report.log_text import blocks, clean
 from onecard.report.logs import _Reader
@@ -125,15 +122,3 @@ def test_every_line_of_a_head_has_one_of_its_words() -> None:
     telling = [line for line in words if START.search(line) or any(q.search(line) for _n, q, _r in FACTS)]
     assert len(telling) > 12
     assert [line for line in telling if not any(word in line for word in HEAD_WORDS)] == []
-
-
-def test_a_file_larger_than_any_log_is_not_read_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(log_text, "MAX_BYTES", 1000)
-    monkeypatch.setattr(eta_command, "MAX_BYTES", 1000)
-    path = tmp_path / "data.bin"
-    path.write_bytes(b"x" * 5000)
-    assert len(eta_command._content(str(path))) == 1001
-    assert main(["eta", str(path)]) == 2
-    assert "too large for a log" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from onecard.report.verdict import verdict_of
     [
         (made.report(), "healthy", "Healthy: the validation loss has fallen from"),
         (made.wrong(), "healthy-but", "Healthy, but: A model of 117M was meant"),
-        (made.diverging(), "not-healthy", "Not healthy: the run diverges since step 5,200."),
+        (made.diverging(), "not-healthy", "Not healthy: the run has been diverging since step 5,200."),
         (made.without_numbers(), "unknown", "Whether this run is healthy cannot be known"),
     ],
 )
@@ -49,6 +49,20 @@ def test_a_run_that_ended_above_what_is_usual_is_behind() -> None:
     behind = replace(made.wrong(), mistakes=())
     assert behind.health == "healthy-but"
     assert verdict_of(behind)[0] == "Healthy, but behind what usual runs of its size reach."
+
+
+def test_a_run_that_has_just_begun_is_behind_nobody() -> None:
+    behind = replace(made.wrong(), mistakes=(), forecast=None)
+    for last_step, expected in ((100_000, False), (10_000, True), (6000, True)):
+        report = replace(behind, facts=replace(behind.facts, last_step=last_step))
+        assert report.behind is expected
+        assert ("usual runs" in verdict_of(report)[1]) is expected
+
+
+def test_a_few_steps_are_no_verdict() -> None:
+    few = made.report(last=60, end=10_000, lines=31)
+    assert few.health == "unknown"
+    assert verdict_of(few)[0].startswith("Nothing is wrong in the 60 steps")
 
 
 def test_two_sentences_whoever_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
         raise UserError(
             _("nanoGPT does not have {arch}").format(arch=question.shape.arch), hint="--arch=gpt2"
         )
-    rows = [_priced(question, target, options, compiled=compiled) for compiled in (True, False)]
+    rows = [priced(question, target, options, compiled=compiled) for compiled in (True, False)]
     asked, other = sorted(rows, key=lambda row: row.compiled != config.compile)
     if options.json:
         show_json(json.dumps(_to_json(asked, rows, now), indent=1))
@@ -117,7 +117,7 @@ def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetim
     return 0 if asked.fits else 1
 
 
-def _priced(question: Question, target: Target, options: Options, *, compiled: bool) -> Priced:
+def priced(question: Question, target: Target, options: Options, *, compiled: bool) -> Priced:
     shape, config = question.shape, question.config
     assert isinstance(shape, GPT2Shape)
     bill = nanogpt_bill(

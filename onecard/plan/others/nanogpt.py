@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
 from onecard.arch.shapes import GPT2Shape
@@ -85,6 +86,7 @@ class NanoGPTBill:
         return Confined(memory, None, step.heap.retries)
 
 
+@lru_cache(maxsize=64)  # a step is played tensor by tensor: what is asked again is not played again
 def nanogpt_bill(
     shape: GPT2Shape, batch_size: int, *, dtype: str = "bfloat16", compiled: bool = True,
     dropout: float = 0.0, gradient_accumulation_steps: int = 40,
