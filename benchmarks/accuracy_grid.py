@@ -124,8 +124,9 @@ class Case:
     def step_time(self, rates: Rates) -> StepTime:
         config = self.config
         return step_time(
-            self.shape, self.setting, self.dtype, rates, config.sequences_per_step, by_muon=config.by_muon
-        )
+            self.shape, self.setting, self.dtype, rates, config.sequences_per_step, by_muon=config.by_muon,
+            dropout=self.dropout,
+        )  # fmt: skip
 
     @property
     def code(self) -> tuple[Any, ...] | None:

@@ -44,7 +44,7 @@ from onecard.hardware.bench_sizes import CARD_SIZES, CPU_SIZES
 from onecard.model.compiling import compile_problem
 from onecard.model.decoder import Decoder
 from onecard.model.registry import model_class
-from onecard.optim.rules import Rates
+from onecard.optim.schedule import StepRates
 from onecard.optim.schedule import rates as rates_at
 from onecard.plan.search import Question
 from onecard.train import engine
@@ -167,7 +167,7 @@ class Steps:
         """Seconds of the update, in a step that waits before it."""
         plain, found = self.stepper.update, []
 
-        def update(rates: Rates) -> torch.Tensor:
+        def update(rates: StepRates) -> torch.Tensor:
             began = self.wait()
             norm = plain(rates)
             found.append(self.wait() - began)
@@ -185,7 +185,7 @@ class Steps:
         found: Row = {}
         plain = self.stepper.update
 
-        def update(rates: Rates) -> torch.Tensor:
+        def update(rates: StepRates) -> torch.Tensor:
             self.wait()
             micros.stop()
             found["micro-batches"] = kernels_by_kind(micros)

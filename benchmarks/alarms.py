@@ -2,7 +2,7 @@
 
     python benchmarks/alarms.py FOLDER --out FILE.json
 
-FOLDER has one CSV a run with columns step, loss and val (empty where there is none); a first line
+FOLDER has one log a run, as the reader knows them, or a CSV with columns step, loss and val; its first line
 "# REPOSITORY PATH" says where it is from. Folders inside it whose names begin with "failed-" have runs that
 really failed, and their names say how (failed-diverging, failed-stuck, failed-memorising).
 
@@ -34,6 +34,7 @@ from typing import Any
 
 from command_line import command_line
 
+from onecard.report import reading
 from onecard.report.detectors import DIVERGING, MEMORISING, STUCK, UNLEARNED, Alarm, Memorising, watch_losses
 
 SEEDS = 5
@@ -50,6 +51,10 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
+    if path.suffix != ".csv":
+        log = reading.read(path.read_bytes())
+        assert log is not None, f"no losses in {path.name}"
+        return Run(path.stem, "", tuple(log.steps.pairs("loss")), tuple(log.evaluations.pairs("val")))
     lines = path.read_text(encoding="utf-8").splitlines()
     source = lines.pop(0)[1:].strip() if lines[0].startswith("#") else ""
     rows = list(csv.DictReader(lines))
@@ -62,7 +67,8 @@ def read_run(path: Path) -> Run:
 
 def alarms_in(run: Run) -> list[Alarm]:
     """All that the detectors find in one log, each given its values in order."""
-    found, levels = watch_losses(run.losses)
+    steps, losses = zip(*run.losses, strict=True)
+    found, levels = watch_losses(steps, losses)
     memory = Memorising()
     for step, val in run.vals:
         alarm = memory.add(step, levels.around(step) or math.nan, val)
@@ -178,7 +184,7 @@ def judged(runs: Sequence[Run], kind: str) -> dict[str, Any]:
 
 def really_failed(folder: Path) -> list[dict[str, Any]]:
     rows = []
-    for path in sorted(folder.glob("failed-*/*.csv")):
+    for path in sorted(folder.glob("failed-*/*.*")):
         run = read_run(path)
         alarms = [{"kind": a.kind, "began": a.began, "seen": a.seen} for a in alarms_in(run)]
         wanted = INJECTED[path.parent.name.removeprefix("failed-")][1]
@@ -193,7 +199,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    runs = [read_run(path) for path in sorted(chosen.folder.rglob("*.csv"))
+    runs = [read_run(path) for path in sorted(chosen.folder.rglob("*.*"))
             if not path.parent.name.startswith("failed-")]  # fmt: skip
     steps = sum(len(run.losses) for run in runs)
     false = {run.name: [f"{a.kind} at {a.seen}" for a in found] for run in runs if (found := alarms_in(run))}

@@ -34,7 +34,7 @@ def our_step(options: argparse.Namespace) -> Any:
     from onecard.data.prefetch import Micro
     from onecard.model.attention import fastest_kernel
     from onecard.model.gpt2 import GPT2
-    from onecard.optim.rules import Rates
+    from onecard.optim.schedule import StepRates
     from onecard.train.step import StepOptions, Stepper
 
     torch.set_float32_matmul_precision("high")
@@ -52,7 +52,7 @@ def our_step(options: argparse.Namespace) -> Any:
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
         for _ in range(options.accumulation):
             stepper.backward(Micro(x, y, ids), options.accumulation * x.numel())
-        stepper.update(Rates(6e-4))
+        stepper.update(StepRates(6e-4))
 
     return step
 

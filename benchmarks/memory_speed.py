@@ -155,7 +155,7 @@ def onecard_step(case: Case) -> Step:
     from onecard.model.attention import fastest_kernel
     from onecard.model.gpt2 import GPT2
     from onecard.optim.region_buffers import Storage
-    from onecard.optim.rules import Rates
+    from onecard.optim.schedule import StepRates
     from onecard.train.step import StepOptions, Stepper
 
     torch.set_float32_matmul_precision("high")
@@ -181,7 +181,7 @@ def onecard_step(case: Case) -> Step:
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
         for _ in range(case.accumulation):
             stepper.backward(Micro(x, y, ids), case.accumulation * x.numel())
-        stepper.update(Rates(6e-4))
+        stepper.update(StepRates(6e-4))
 
     step.replay = stepper.replay  # type: ignore[attr-defined]
     step.pinned_bytes = stepper.optimizer.host_bytes  # type: ignore[attr-defined]

@@ -34,8 +34,8 @@ from onecard.config.run import RunConfig
 from onecard.data.prefetch import Micro
 from onecard.model.gpt2 import GPT2
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import Rates, adamw_for_all
-from onecard.optim.schedule import learning_rate
+from onecard.optim.rules import adamw_for_all
+from onecard.optim.schedule import StepRates, learning_rate
 from onecard.run.load import load_weights
 from onecard.train.step import StepOptions, Stepper
 
@@ -125,7 +125,7 @@ def run_onecard(noted: dict[str, Any], config: RunConfig, way: tuple[str, int, s
         for i in range(step * accumulation, (step + 1) * accumulation):
             micro = Micro(noted["x"][i], noted["y"][i], torch.zeros(config.batch_size, dtype=torch.int64))
             losses[-1] += stepper.backward(micro, config.tokens_per_step).item()
-        stepper.update(Rates(learning_rate(step, config)))
+        stepper.update(StepRates(learning_rate(step, config)))
     return losses
 
 

@@ -302,12 +302,14 @@ def _nanogpt(job: Job, rates: Any) -> Row:
     shape = GPT2Shape(job.n_layer, job.heads, job.n_embd, job.vocab, job.block, False)
     bill = nanogpt_bill(
         shape, job.batch, compiled=job.compile, dropout=job.dropout,
-        gradient_accumulation_steps=job.accumulation,
+        gradient_accumulation_steps=job.accumulation, evaluates=job.evaluates,
     )  # fmt: skip
     step = None
     if rates:
         sequences = job.batch * job.accumulation
-        step = nanogpt_step_time(shape, job.batch, sequences, rates, compiled=job.compile)
+        step = nanogpt_step_time(
+            shape, job.batch, sequences, rates, compiled=job.compile, dropout=job.dropout
+        )
     return {"allocated": bill.allocated, "reserved": bill.reserved, "seconds": step and step.seconds}
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from onecard.language import _
-from onecard.terminal import visible
+from onecard.terminal import hanging, visible
 
 
 class UserError(Exception):
@@ -26,15 +26,20 @@ class UserError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """Readable without colour: `error:` what, why indented under it, `hint:` last."""
+        return self.within(sys.maxsize)
+
+    def within(self, width: int) -> str:
+        """Readable without colour: `error:` what, why indented under it, `hint:` last. Lines that are too
+        long go on below themselves, except hints with a command or a flag, which are there to be pasted."""
+        error, hint = _("error:") + " ", _("hint:") + " "
         # A file's name may hold line breaks: what happened is one line.
-        lines = [_("error:") + " " + visible(self.what).replace("\n", "\\n")]
-        if self.why:
-            lines += ["  " + line for line in visible(self.why).splitlines()]
-        if self.hint:
-            label = _("hint:")
-            first, *rest = visible(self.hint).splitlines()
-            lines += [f"{label} {first}"] + [" " * (len(label) + 1) + line for line in rest]
+        lines = hanging(error + visible(self.what).replace("\n", "\\n"), width, len(error))
+        for line in visible(self.why).splitlines():
+            lines += hanging("  " + line, width, 2)
+        for number, line in enumerate(visible(self.hint).splitlines()):
+            shown = (hint if number == 0 else " " * len(hint)) + line
+            whole = "onecard " in line or "--" in line
+            lines += [shown] if whole else hanging(shown, width, len(hint))
         return "\n".join(lines)
 
 

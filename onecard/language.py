@@ -4,7 +4,7 @@ ONECARD_LANG decides, else the usual variables (LANGUAGE, LC_ALL, LC_MESSAGES, L
 LANGUAGE may be a list, as everywhere (fr:es:en); of it the first language that there is counts. C and POSIX
 mean English, and so does a language that is not here.
 
-What programs read (JSON, logs, keys, formulas) stays English: with --json a command speaks English
+What programs read (JSON, logs, keys) stays English: with --json a command speaks English
 altogether. Numbers in sentences and tables have the language's own points and commas: 4,396 tokens/s would be
 four of them in Spanish or German.
 
@@ -67,6 +67,13 @@ def number(value: float, form: str) -> str:
     """A number as the language writes it; `form` is Python's, such as ",.1f"."""
     text = format(value, form)
     return text if wanted_language() == "en" else _Sentence(text.translate(_SWAPPED), text)
+
+
+def figures(text: str) -> str:
+    """English text with its figures as the language writes them: formulas, and remarks that a table holds."""
+    if wanted_language() == "en":
+        return text
+    return re.sub(r"\d[\d.,]*\d", lambda found: found[0].translate(_SWAPPED), text)
 
 
 class _Number(float):

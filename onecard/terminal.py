@@ -5,7 +5,7 @@ package writes to stdout and stderr goes through here.
 
 A table that is too wide would lose letters and figures if it were squeezed. Here first its headings are
 broken and its notes continued below themselves; where that is not enough, a row's figures come on a line
-below its name.
+below its name, and flags below the figures as a shell takes them: a line that goes on ends in a backslash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -95,12 +95,13 @@ def forget_unusable_sizes() -> None:
             del os.environ[name]
 
 
-def columns(of_a_pipe: int) -> int:
-    """Of the terminal that is written to. A pipe has none of its own, unless COLUMNS says how many."""
+def columns(of_a_pipe: int, stream: TextIO | None = None) -> int:
+    """Of the terminal that is written to, which is stdout's unless another `stream` is named. A pipe has none
+    of its own, unless COLUMNS says how many."""
     forget_unusable_sizes()
     if said := os.environ.get("COLUMNS"):
         return int(said)
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else of_a_pipe
+    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else of_a_pipe
 
 
 def folded(text: str) -> str:
@@ -122,7 +123,7 @@ def folded(text: str) -> str:
 
 def hanging(line: str, width: int, indent: int) -> list[str]:
     """A line that is too long goes on below itself, `indent` columns in. Words and flags stay whole."""
-    if len(line) <= width:
+    if len(line) <= width or line.isspace():
         return [line]
     first = textwrap.wrap(
         line[indent:], max(20, width - indent), break_long_words=False, break_on_hyphens=False
@@ -133,6 +134,7 @@ def hanging(line: str, width: int, indent: int) -> list[str]:
 # --- tables -------------------------------------------------------------------------------------------
 
 _GAP = "  "
+_GOES_ON = " \\"
 _LEAST_FOR_NOTES = 24
 _TOGETHER = "\N{NO-BREAK SPACE}"
 
@@ -143,24 +145,27 @@ class Row:
     figures: tuple[str, ...]
     note: str = ""
     style: str = ""
+    below: tuple[str, ...] = ()  # lines that follow it
 
 
 def print_rows(
-    console: Console, title: str, names: str, headings: Sequence[str], rows: Sequence[Row], notes: str = ""
-) -> None:
-    """`names` and `notes` are the headings of the first column and the last."""
+    console: Console, title: str, names: str, headings: Sequence[str], rows: Sequence[Row], notes: str = "",
+    *, pasted: bool = False,
+) -> None:  # fmt: skip
+    """`names` and `notes` are the headings of the first column and the last; `pasted` notes are flags."""
     from rich.text import Text
 
     if title:
         console.print(Text(title, style="bold"))
-    for text, style in lines_of(console.width, names, headings, rows, notes):
+    for text, style in lines_of(console.width, names, headings, rows, notes, pasted=pasted):
         shown = Text(text.replace(_TOGETHER, " ").rstrip(), style=style)
         console.print(shown, no_wrap=True, overflow="ignore", crop=False)
 
 
 def lines_of(
-    width: int, names: str, headings: Sequence[str], rows: Sequence[Row], notes: str = ""
-) -> list[tuple[str, str]]:
+    width: int, names: str, headings: Sequence[str], rows: Sequence[Row], notes: str = "",
+    *, pasted: bool = False,
+) -> list[tuple[str, str]]:  # fmt: skip
     """The lines with their styles: one a row where that fits, else as little more as possible."""
     cells = [[row.figures[n] for row in rows] for n in range(len(headings))]
     plain = [max(map(_wide, [name, *column])) for name, column in zip(headings, cells, strict=True)]
@@ -170,8 +175,11 @@ def lines_of(
     for widths in (plain, broken):
         left = width - first - _spread(widths)
         room = left - len(_GAP) if noted else 0
-        if left >= 0 and (room >= noted or (widths is broken and room >= _for_notes(rows))):
+        may_wrap = widths is broken and not pasted
+        if left >= 0 and (room >= noted or (may_wrap and room >= _for_notes(rows))):
             return list(_table(names, headings, rows, notes, first, widths, min(noted, room)))
+    if pasted:
+        return lines_of(width, names, headings, [_with_flags_below(row, width) for row in rows])
     return list(_by_twos(width, headings, rows, plain if _spread(plain) <= width else broken))
 
 
@@ -201,6 +209,7 @@ def _table(
         yield _padded(row.name, first) + _figures(row.figures, widths) + _GAP + note[0], row.style
         indent = " " * (first + _spread(widths)) + _GAP
         yield from ((indent + more, row.style) for more in note[1:])
+        yield from ((line, row.style) for line in row.below)
 
 
 def _by_twos(
@@ -212,6 +221,16 @@ def _by_twos(
         whole = row.name + (f" · {row.note}" if row.note else "")
         yield from ((text, row.style) for text in _wrapped(whole, width))
         yield _figures(row.figures, widths), row.style
+        yield from ((line, row.style) for line in row.below)
+
+
+def _with_flags_below(row: Row, width: int) -> Row:
+    """As a shell takes them. Words in brackets behind the flags are for people, and not continued."""
+    flags, bracket, words = row.note.partition(" (")
+    *before, last = _wrapped(flags, width - len(_GAP) - len(_GOES_ON))
+    lines = [*(line + _GOES_ON for line in before), last]
+    lines += _wrapped(f"({words}", width - len(_GAP)) if bracket else []
+    return replace(row, note="", below=tuple(_GAP + line for line in lines))
 
 
 def _headings(headings: Sequence[str], widths: list[int]) -> list[str]:

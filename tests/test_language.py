@@ -320,6 +320,29 @@ def test_plan_speaks(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         assert all((word in text) is (other == name) for word in words), other
 
 
+_ENGLISH = r"\b(parameters|layers|rows|measured|took|pieces|stored|derived|datasheet|unverified|design)\b"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*PLAN, "--formulas"), (*PLAN, "--formulas", "--offload=gradients", "--optimizer=muon"),
+        ("gpus", "RTX 4070 Laptop"), ("gpus", "RTX 2070"), ("gpus", "H200"),
+    ],
+    ids=["formulas", "offloaded", "laptop", "2070", "H200"],
+)  # fmt: skip
+def test_no_english_is_left_in_formulas_and_remarks(
+    name: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor a figure in English: 124.373.760 and 0,75."""
+    monkeypatch.setenv("ONECARD_LANG", name)
+    text = told(capsys, *words)
+    assert re.findall(_ENGLISH, text) == []
+    if words[0] == "plan":
+        assert "124.373.760 " in text and "0,75 GiB; " in text and "124,373,760" not in text
+
+
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(
     ("words", "spanish", "german"),

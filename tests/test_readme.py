@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +122,34 @@ def test_links_go_to_what_is_there() -> None:
             assert found.exists(), f"{path.name}: {target}"
             if anchor:
                 assert anchor in anchors(found.read_text(encoding="utf-8")), f"{path.name}: {target}#{anchor}"
+
+
+def test_the_wheels_description_has_no_link_to_a_file_beside_it() -> None:
+    """A package index has no docs/ folder: with a home links are absolute, without one their words stay."""
+    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
+    relative = re.findall(r"\]\((?![a-z]+:|#)[^)]*\)", README)
+    assert len(relative) > 10 and not re.findall(r"\]\((?![a-z]+:|#)[^)]*\)", description(README))
+    assert "on one page." in description(README) and "![" not in description(README)
+    at_home = description(README, "https://example.org/")
+    assert "](https://example.org/docs/plan.svg)" in at_home and at_home.count("https://example.org/") == len(
+        relative
+    )
+
+
+@pytest.mark.long
+def test_the_wheels_metadata_has_that_description(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "onecard", tmp_path / "onecard", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    build = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (metadata,) = tmp_path.glob("*.dist-info/METADATA")
+    text = metadata.read_text(encoding="utf-8")
+    assert (
+        "Description-Content-Type: text/markdown" in text and "on one page." in text and "](docs/" not in text
+    )
 
 
 def test_every_page_is_in_the_index_of_the_docs() -> None:

@@ -181,3 +181,18 @@ def test_no_command_passes_on_what_names_and_texts_say(
     assert "\\x1b[2J" in told["prepare 0"] and "sample:" in told["train 9"]
     for path in (Path(run) / "log.txt", *(Path(run) / "samples").iterdir()):
         assert not OBEYED.search(path.read_text(encoding="utf-8"))
+
+
+def test_errors_are_as_wide_as_the_terminal_and_what_is_pasted_stays_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "onecard prepare fineweb --name fineweb-32k --tokens 1.4B --train-tokenizer 32768 --keep"
+    error = UserError("what " * 30, "because " * 30 + "\nand", f"or else {'so ' * 40}\n{command}")
+    assert len(str(error).splitlines()) == 5, "a pipe's lines stay as they are"
+    lines = error.within(80).splitlines()
+    assert all(len(line) <= 80 for line in lines if command not in line) and f"      {command}" in lines
+    assert lines[1].startswith("       what ") and lines[3].startswith("  because ")
+    assert str(error).split() == " ".join(lines).split()
+    monkeypatch.setenv("COLUMNS", "30")
+    assert main(["plan", "--device=cpu"]) == 2
+    assert capsys.readouterr().err.startswith("error: runs on a CPU cannot be\n       planned\n  plan knows")

@@ -109,3 +109,26 @@ def test_a_formula_breaks_between_its_terms() -> None:
     print_rows(console, "", "what", ["GiB"], [Row("weights", ("0.463",), formula)], "formula")
     shown = [line[16:] for line in out.getvalue().splitlines()]
     assert shown == ["formula", "12 × 768·3072·4 +", "12 × 3072·768·4 +", "25 × 768·4"]
+
+
+FLAGS = [
+    Row("exact", ("1.17B", "11.81", "6,632"),
+        "--n_layer=28 --n_head=28 --n_embd=1792 --block_size=1024 --batch_size=4 --offload=optimizer"),
+    Row("low-bit", ("2.75B", "11.74", "1,587"), "--n_layer=37 (micro-batches of 4, the last of 3)"),
+]  # fmt: skip
+
+
+@given(st.integers(40, 200))
+def test_flags_can_be_pasted_at_any_width(width: int) -> None:
+    """A shell reads the broken lines as the one line they were."""
+    lines = [text.rstrip() for text, _style in lines_of(width, "", HEADINGS, FLAGS, "flags", pasted=True)]
+    assert all(len(line) <= width for line in lines)
+    for row in FLAGS:
+        words = row.note.partition(" (")[0].split()
+        first, last = (
+            next(i for i, line in enumerate(lines) if word in line) for word in (words[0], words[-1])
+        )
+        block = [line[line.index("--") :] for line in lines[first : last + 1]]
+        assert [line.endswith(" \\") for line in block] == [True] * (len(block) - 1) + [False]
+        pasted = " ".join(line.removesuffix(" \\") for line in block)
+        assert pasted.partition(" (")[0].split() == words

@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
 from onecard.errors import UserError
+from onecard.language import _
 
 
 class Shape(Protocol):
@@ -200,15 +201,17 @@ class Nanochat2026Shape:
     def __post_init__(self) -> None:
         if not self.window_pattern or set(self.window_pattern) - set("SL"):
             raise UserError(
-                f"window_pattern is '{self.window_pattern}'",
-                "it says layer by layer how far attention reaches: S a quarter of block_size, L all of it",
-                "nanochat's is SSSL",
+                _("window_pattern is '{pattern}'").format(pattern=self.window_pattern),
+                _("it says layer by layer how far attention reaches: S a quarter of block_size, L all of it"),
+                _("nanochat's is SSSL"),
             )
         if self.n_embd < self.smear_gate_channels:
             raise UserError(
                 f"n_embd is {self.n_embd}",
-                f"this architecture reads a gate from the first {self.smear_gate_channels} channels",
-                f"--n_embd={self.smear_gate_channels} or more",
+                _("this architecture reads a gate from the first {n} channels").format(
+                    n=self.smear_gate_channels
+                ),
+                _("{flag} or more").format(flag=f"--n_embd={self.smear_gate_channels}"),
             )
 
     @classmethod
@@ -294,9 +297,11 @@ def shape_from(arch: object, values: object, where: object) -> Shape:
     """The shape that was saved with a model; UserError where no model can have it."""
     if not isinstance(arch, str) or arch not in SHAPES:
         raise UserError(
-            f"{where} holds a model of an architecture this version does not know: {str(arch)[:40]!r}",
-            f"known are {', '.join(SHAPES)}",
-            "use the version of onecard that wrote it, or a newer one",
+            _("{where} holds a model of an architecture this version does not know: {arch}").format(
+                where=where, arch=repr(str(arch)[:40])
+            ),
+            _("known are {names}").format(names=", ".join(SHAPES)),
+            _("use the version of onecard that wrote it, or a newer one"),
         )
     expected = {field.name: field for field in fields(SHAPES[arch])}
     found = values if isinstance(values, dict) else {}
@@ -306,7 +311,10 @@ def shape_from(arch: object, values: object, where: object) -> Shape:
     if not wrong and found["n_embd"] % found["n_head"]:
         wrong = ["n_head"]
     if wrong:
-        raise UserError(f"{where} is damaged", f"no model has the sizes it names: {', '.join(wrong[:6])}")
+        raise UserError(
+            _("{path} is damaged").format(path=where),
+            _("no model has the sizes it names: {names}").format(names=", ".join(wrong[:6])),
+        )
     shape: Shape = SHAPES[arch](**found)
     return shape
 

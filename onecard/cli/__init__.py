@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from onecard.errors import EndedAtOnce, UserError
 from onecard.language import _
-from onecard.terminal import forget_unusable_sizes, say, show
+from onecard.terminal import columns, forget_unusable_sizes, say, show
 
 _HELP, _HELP_ALL = ("--help", "-h"), "--help-all"
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
     try:
         return _run(arguments)
     except UserError as error:
-        say(error)
+        _say_error(error)
         return error.exit_code
     except KeyboardInterrupt as ended:
         say(_("interrupted"))
@@ -40,8 +40,12 @@ def main(argv: Sequence[str] | None = None, *, verb: str | None = None) -> int:
         return 0
     except OSError as error:
         # Full disks, missing rights, names too long: circumstances, reported with the path they concern.
-        say(UserError(_("the system refused"), str(error)))
+        _say_error(UserError(_("the system refused"), str(error)))
         return 1
+
+
+def _say_error(error: UserError) -> None:
+    say(error.within(columns(sys.maxsize, sys.stderr)))
 
 
 def _run(arguments: list[str]) -> int:

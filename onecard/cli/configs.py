@@ -17,9 +17,9 @@ from onecard.language import _
 _ALSO_KNOWN = frozenset(f.name for f in knobs(SampleConfig))
 
 
-def config_to_plan(words: Sequence[str]) -> tuple[RunConfig, int]:
-    """As train would read these words, and the steps that are done of a run that would go on. A run's folder
-    stands for its --out_dir."""
+def config_to_plan(words: Sequence[str]) -> tuple[RunConfig, int, str]:
+    """The config as train would read it from these words; the steps that are done of a run that would go on;
+    and, where that run is finished, what to say of it. A run's folder stands for its --out_dir."""
     from onecard.run.directory import RunDirectory, load_run_config
 
     folders = [word for word in words if not word.startswith("-") and _is_run(word)]
@@ -34,8 +34,12 @@ def config_to_plan(words: Sequence[str]) -> tuple[RunConfig, int]:
     if brought and not any(word.startswith("--out_dir") for word in words):
         note = _("the run in {folder} goes on, with values it was begun with (--fresh plans a new one)")
         config = dataclasses.replace(config, notes=(*config.notes, note.format(folder=config.out_dir)))
-    goes_on = brought and not config.fresh and config.init_from in ("auto", "resume")
-    return config, RunDirectory(config.out_dir).newest_step() if goes_on else 0
+    if not brought or config.fresh or config.init_from not in ("auto", "resume"):
+        return config, 0, ""
+    from onecard.train.finished import finished_text
+
+    directory = RunDirectory(config.out_dir)
+    return config, directory.newest_step(), finished_text(directory, config)
 
 
 def config_of_sample(words: Sequence[str]) -> list[str]:

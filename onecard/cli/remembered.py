@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ def config_command(words: Sequence[str]) -> int:
     values, problem = _read()
     if problem:
         _note(problem)
+    asked = [word for word in words if _name_of(word) in NAMES and "=" not in word]
+    words = [word for word in words if word not in asked]
     for word in words:
         name, value = _assignment(word)
         values = {key: old for key, old in values.items() if key != name}
@@ -45,8 +47,11 @@ def config_command(words: Sequence[str]) -> int:
             f"{name} = {json.dumps(values[name], ensure_ascii=False)}\n" for name in NAMES if name in values
         ]
         write_text(path, "".join(lines))
-    if values:
-        show("\n".join(f"{name}={values[name]}" for name in NAMES if name in values))
+    shown = [name for name in map(_name_of, asked) if name in values] if asked else list(values)
+    if shown:
+        show("\n".join(_shown(values, shown)))
+    elif asked:
+        show(_("{name} is not remembered").format(name=", ".join(map(_name_of, asked))))
     else:
         show(_("nothing is remembered; for example: {example}").format(example=_EXAMPLE))
     return 0
@@ -77,7 +82,7 @@ def with_remembered(options: Any, names: Sequence[str] = NAMES) -> Any:
         if options.gpu is None and "gpu" not in used:
             used.pop("host_ram", None)  # and of this machine's memory
         if used:
-            shown = ", ".join(f"{name}={used[name]}" for name in NAMES if name in used)
+            shown = ", ".join(_shown(used, used))
             _note(_("remembered by onecard config: {values}").format(values=shown))
     return dataclasses.replace(options, **used)
 
@@ -94,10 +99,7 @@ def _is_here(card: str) -> bool:
 
 
 def _assignment(word: str) -> tuple[str, str]:
-    name, sign, value = word.partition("=")
-    name = name.strip().lstrip("-").replace("-", "_")
-    if not sign:
-        raise UserError(_("'{word}' is not NAME=VALUE").format(word=word[:60]), hint=_EXAMPLE)
+    name, (_before, sign, value) = _name_of(word), word.partition("=")
     if name not in NAMES:
         near = difflib.get_close_matches(name, NAMES, n=1)
         hint = _("did you mean {name}?").format(name=near[0]) if near else _EXAMPLE
@@ -106,7 +108,19 @@ def _assignment(word: str) -> tuple[str, str]:
             _("it remembers {names}").format(names=", ".join(NAMES)),
             hint,
         )
+    if not sign:
+        raise UserError(_("'{word}' is not NAME=VALUE").format(word=word[:60]), hint=_EXAMPLE)
     return name, value.strip()
+
+
+def _name_of(word: str) -> str:
+    return word.partition("=")[0].strip().lstrip("-").replace("-", "_")
+
+
+def _shown(values: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """As one would type them: 32 and not 32.0."""
+    chosen = {name: values[name] for name in NAMES if name in names}
+    return [f"{n}={v:g}" if isinstance(v, float) else f"{n}={v}" for n, v in chosen.items()]
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class TrainOptions(Config):
     groups: ClassVar[tuple[str, ...]] = (N_("a job that is running"), "options")
 
     # fmt: off
-    pause: bool = option("bool", "the job in --out_dir frees the card and keeps its state in host memory", group="a job that is running")
+    pause: bool = option("bool", "the job in --out_dir frees the card and keeps its state in RAM", group="a job that is running")
     resume_now: bool = option("bool", "the paused job takes the card again and goes on", group="a job that is running")
     json: bool = option("bool", "print the summary as JSON, for programs")
     # fmt: on
@@ -300,9 +300,10 @@ def bench(options: BenchOptions, words: list[str]) -> int:
 
 
 _ETA_ABOUT = N_(
-    "The time of a step is the median of the lines without warm-up and evaluations; evaluations to come are "
-    "added again. The range is two standard errors of that median, at least 2% (5% below 20 lines, 10% below "
-    "5), and holds the latest pace and the mean."
+    "The time of a step is the median of the log's lines; those of the warm-up and of evaluations do not count, "
+    "and the evaluations to come are added at the end. The range says how far off that median may be: twice its "
+    "standard error, and at least 2% (5% with fewer than 20 lines, 10% with fewer than 5). The latest pace and "
+    "the mean of all lines are always inside it."
 )
 _REPORT_ABOUT = N_(
     "A verdict in two sentences, what speaks for it, mistakes with the line to change, a forecast as a range, and "

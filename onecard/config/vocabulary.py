@@ -14,7 +14,7 @@ from pathlib import Path
 
 from onecard.arch import dial
 from onecard.arch.shapes import GPT2_PADDED_VOCABULARY, GPT2_VOCABULARY
-from onecard.config.dataset import data_dir
+from onecard.config.dataset import OWN_TOKENS, data_dir
 from onecard.config.files import COMMAND_LINE, MAX_FILE_BYTES
 from onecard.config.run import RunConfig
 from onecard.files import read_bounded
@@ -23,28 +23,47 @@ from onecard.language import _
 _RECIPE = re.compile(r"#.*?\b(onecard prepare\s.+)")
 # GPT-2's own 50,257 and what it is padded to. Less than a thousand are bytes or characters.
 _GPT2, _LEAST_TRAINED = range(GPT2_VOCABULARY, GPT2_PADDED_VOCABULARY + 129), 1024
+_BYTES = 256  # less are characters
 _PADDING = 128  # a difference below this is padding, or tokens with a special meaning
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """`tokenizer`: the size of one trained on the data, None for another kind. `command` prepares the data,
-    as the config's own comment says; empty where none does."""
+class DataRecipe:
+    """How to prepare the data that a config needs: the whole `command`, as the config's own comment says, or
+    the `flags` that make tokens of the right kind. Both may be empty; without flags they are GPT-2's."""
 
-    tokenizer: int | None
+    flags: str = ""
     command: str = ""
 
 
-def wanted_data(config: RunConfig) -> Wanted:
+def data_recipe(config: RunConfig) -> DataRecipe:
     """For who has no data yet."""
-    command = _recipe(config)
-    if command:
-        return Wanted(_trained(command), command)
-    size = config.vocab_size
-    if size is None and config.arch == "nanochat":
-        size = dial.GENERATIONS[config.generation].vocab_size
-    trained = size is not None and size >= _LEAST_TRAINED and size not in _GPT2
-    return Wanted(size if trained else None)
+    if command := _recipe(config):
+        return DataRecipe(_kind_of_tokens(command), command)
+    if config.vocab_size is not None:
+        return DataRecipe(_flags_for(config.vocab_size))
+    # Of a file whose data somebody replaces by his own, the kind of tokens stays.
+    files = {path for path, colon, _line in (o.rpartition(":") for o in config.origins.values()) if colon}
+    for command in (command for path in sorted(files) for command in _recipes_in(Path(path))):
+        return DataRecipe(_kind_of_tokens(command))
+    usual = config.arch == "nanochat"
+    return DataRecipe(_flags_for(dial.GENERATIONS[config.generation].vocab_size) if usual else "")
+
+
+def _flags_for(size: int) -> str:
+    if size in _GPT2:
+        return ""
+    if size >= _LEAST_TRAINED:
+        return f"--train-tokenizer {size}"
+    return "--tokenizer byte" if size >= _BYTES else "--tokenizer char"
+
+
+def _kind_of_tokens(command: str) -> str:
+    trained, words = _trained(command), _words(command)
+    if trained is not None:
+        return f"--train-tokenizer {trained}"
+    tokenizer = value_in(command, "--tokenizer") or OWN_TOKENS.get(_name_in(words), ("",))[0]
+    return f"--tokenizer {tokenizer}" if tokenizer and tokenizer != "gpt2" else ""
 
 
 def other_vocabulary(config: RunConfig, there: int | None) -> str | None:
@@ -76,27 +95,36 @@ def _recipe(config: RunConfig) -> str:
     path, colon, _line = config.origins.get("dataset", "").rpartition(":")
     if not colon or config.origins.get("vocab_size") == COMMAND_LINE:
         return ""
-    try:
-        lines = read_bounded(Path(path), MAX_FILE_BYTES).decode("utf-8").splitlines()
-    except (OSError, ValueError):
-        return ""  # of a run that goes on elsewhere
-    found = (match[1].strip() for line in lines if (match := _RECIPE.match(line.strip())))
+    found = _recipes_in(Path(path))
     return next((command for command in found if _makes(command) == config.dataset), "")
+
+
+def _recipes_in(path: Path) -> list[str]:
+    try:
+        lines = read_bounded(path, MAX_FILE_BYTES).decode("utf-8").splitlines()
+    except (OSError, ValueError):
+        return []  # of a run that goes on elsewhere
+    return [match[1].strip() for line in lines if (match := _RECIPE.match(line.strip()))]
 
 
 def _makes(command: str) -> str:
     """The name of the dataset that it prepares."""
     words = _words(command)
-    return _value(words, "--name") or (words[2] if len(words) > 2 and "--edu" not in words else "")
+    return value_in(command, "--name") or ("" if "--edu" in words else _name_in(words))
+
+
+def _name_in(words: list[str]) -> str:
+    return words[2] if len(words) > 2 else ""
 
 
 def _trained(command: str) -> int | None:
-    size = _value(_words(command), "--train-tokenizer")
+    size = value_in(command, "--train-tokenizer")
     return int(size) if size.isdecimal() else None
 
 
-def _value(words: list[str], option: str) -> str:
-    for word, after in pairwise([*words, ""]):
+def value_in(command: str, option: str) -> str:
+    """Of an option of this command; empty where it is not given."""
+    for word, after in pairwise([*_words(command), ""]):
         name, equals, value = word.partition("=")
         if name == option:
             return value if equals else after

@@ -7,7 +7,6 @@ loaded, and may grow while a run reads it (`refresh` looks again).
 from __future__ import annotations
 
 import bisect
-import difflib
 import mmap
 import os
 from collections.abc import Iterator
@@ -17,18 +16,15 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onecard.config.dataset import OWN_TOKENS
-from onecard.config.vocabulary import Wanted
-from onecard.data.hub.catalogue import NAMES
+from onecard.config.vocabulary import DataRecipe
 from onecard.data.meta import (
-    JOURNAL_NAME,
     Split,
     counted_while_growing,
-    datasets_in,
     later_shards,
     read_meta,
     split_files,
 )
+from onecard.data.missing import missing_data
 from onecard.data.shards import layout
 from onecard.errors import UserError
 from onecard.files import open_plain
@@ -274,16 +270,16 @@ def changed_under_run(tokens: object, have: int, need: int) -> UserError:
 
 
 def open_split(
-    data_dir: Path | str, split: Split, block_size: int, vocab_size: int, wanted: Wanted | None = None
+    data_dir: Path | str, split: Split, block_size: int, vocab_size: int, recipe: DataRecipe | None = None
 ) -> TokenFile:
     """The tokens of one split, checked for everything that would otherwise fail hours later.
 
-    `wanted`: what to prepare where there are none.
+    `recipe`: how to prepare some where there are none.
     """
     data_dir = Path(data_dir)
     paths = split_files(data_dir, split) if data_dir.is_dir() else []
     if not paths:
-        raise _missing(data_dir, split, wanted or Wanted(None))
+        raise missing_data(data_dir, split, recipe or DataRecipe())
     meta = read_meta(data_dir)
     dtype = str(meta.get("dtype", "uint16")) if meta else "uint16"
     if dtype not in ("uint16", "uint32"):
@@ -325,35 +321,3 @@ def _check_against_meta(tokens: TokenFile, meta: dict[str, Any] | None, split: S
             ),
             _("prepare the data again with --force"),
         )
-
-
-def _missing(data_dir: Path, split: Split, wanted: Wanted = Wanted(None)) -> UserError:  # noqa: B008 - a constant
-    known = datasets_in(data_dir.parent)
-    name = data_dir.name
-    there = _("datasets under {folder}: {names}")
-    listing = there.format(folder=data_dir.parent, names=", ".join(known)) if known else ""
-    if near := difflib.get_close_matches(name, known, n=1):
-        listing += "; " + _("did you mean {near}?").format(near=near[0])
-    by_name = {"fineweb": "fineweb --tokens 3.2B", "stdlib": "stdlib"} | {
-        n: n for n in NAMES if n != "fineweb"
-    }
-    command = f"onecard prepare {by_name.get(name, f'FILES-OR-FOLDER --name {name}')}"
-    if wanted.tokenizer is not None and name not in OWN_TOKENS:
-        command += f" --train-tokenizer {wanted.tokenizer}"
-    command = wanted.command or command
-    if (data_dir / JOURNAL_NAME).exists():
-        return UserError(
-            _("{folder} is not finished yet").format(folder=data_dir),
-            _("it is being prepared, or that was interrupted"),
-            _("run the same onecard prepare again: it continues"),
-        )
-    if not data_dir.is_dir():
-        what = _("there is no dataset {folder}").format(folder=data_dir)
-    elif split == "val" and split_files(data_dir, "train"):
-        what = _("{folder} has training tokens but no val.bin").format(folder=data_dir)
-    else:
-        what = _("{folder} holds no {file}").format(folder=data_dir, file=f"{split}.bin")
-    if wanted.tokenizer is None:  # nanoGPT's own are in GPT-2's tokens
-        as_they_are = _("or put nanoGPT's {folder} here: its train.bin and val.bin work as they are")
-        command += "\n" + as_they_are.format(folder=data_dir)
-    return UserError(what, listing, command)

@@ -303,7 +303,7 @@ def measure(
         attention = bench.attention(seconds * SHARES["attention"], say)
         say(_("memory"))
         copy, reduction = bench.memory(seconds * SHARES["memory"])
-        say(_("host memory"))
+        say(_("RAM"))
         h2d, d2h, pinned = bench.host(seconds * SHARES["host"])
         say(_("launches"))
         launch = bench.launch(seconds * SHARES["launch"])

@@ -33,7 +33,7 @@ def check_host_memory(needed: int) -> None:
     if available is not None and needed > available:
         raise UserError(
             _("master weights and optimizer states do not fit into this machine's memory"),
-            _("they take {needed:.1f} GiB of host memory; {available:.1f} GiB are available").format(
+            _("they take {needed:.1f} GiB of RAM; {available:.1f} GiB are available").format(
                 needed=needed / 2**30, available=available / 2**30
             ),
             _("close other programs, choose a smaller model, or keep them on the card: --offload=none"),
@@ -51,7 +51,7 @@ def host_empty(count: int, dtype: torch.dtype, device: str) -> Tensor:
         tensor = torch.empty(count, dtype=dtype, pin_memory=small and device.startswith("cuda"))
     except (RuntimeError, MemoryError) as error:
         raise UserError(
-            _("{n:.2f} GiB of host memory could not be allocated").format(n=count * dtype.itemsize / 2**30),
+            _("{n:.2f} GiB of RAM could not be allocated").format(n=count * dtype.itemsize / 2**30),
             first_line(error),
             _("close other programs, or use --offload=none"),
         ) from None
@@ -73,7 +73,7 @@ class _Registration:
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
             raise UserError(
-                _("{n:.1f} GiB of host memory could not be pinned (CUDA error {error})").format(
+                _("{n:.1f} GiB of RAM could not be pinned (CUDA error {error})").format(
                     n=tensor.nbytes / 2**30, error=failed
                 ),
                 _("the driver may allow less (under WSL about half of the memory WSL has)"),

@@ -25,7 +25,8 @@ from onecard.optim.muon import Muon, MuonHyper, Piece
 from onecard.optim.offload import LayerAccumulators, check_host_memory
 from onecard.optim.region_buffers import Batch, RegionBuffers, Storage
 from onecard.optim.regions import split_regions
-from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rules
+from onecard.optim.rules import AdamWRule, MuonRule, Rules
+from onecard.optim.schedule import StepRates
 
 # Elements of one low-bit update: beyond 2**31 the compiler would build another kernel.
 _COMPILED_PIECE = 2**30
@@ -190,7 +191,7 @@ class Optimizer:
         """The norm of all gradients together, in fp32."""
         return torch.linalg.vector_norm(torch.stack([buffers.norm() for buffers in self._buffers]))
 
-    def update(self, rates: Rates, grad_scale: Tensor) -> None:
+    def update(self, rates: StepRates, grad_scale: Tensor) -> None:
         """One step. Gradients are divided by grad_scale (0-dim) first; `clear` resets the accumulators."""
         self.steps += 1
         self._key.fill_(noise_key(self.seed, self.steps))
@@ -249,7 +250,7 @@ class Optimizer:
         return [(first, min(piece, size - first)) for first in range(0, size, piece)]
 
     def _update_by_muon(
-        self, buffers: RegionBuffers, rule: MuonRule, rates: Rates, grad_scale: Tensor
+        self, buffers: RegionBuffers, rule: MuonRule, rates: StepRates, grad_scale: Tensor
     ) -> None:
         assert self._muon is not None
         muon, hyper = self._muon, self._muon_hyper

@@ -34,15 +34,6 @@ Rule = AdamWRule | MuonRule
 Rules = Callable[[str, Size], Rule]
 
 
-@dataclass(frozen=True)
-class Rates:
-    """The schedules' values for one step."""
-
-    lr: float  # times the rules' own
-    momentum: float = 0.95  # Muon's
-    decay: float = 1.0  # times Muon's weight decay
-
-
 def adamw_for_all(betas: tuple[float, float], weight_decay: float) -> Rules:
     """nanoGPT's groups: matrices and embeddings decay, norms and biases do not."""
 

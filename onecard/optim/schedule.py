@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,13 +20,21 @@ from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.files import parse_json
 from onecard.language import _
-from onecard.optim.rules import Rates
 
 # The knobs of a schedule, recorded of the one before an extension.
 SCHEDULE = ("optimizer", "learning_rate", "min_lr", "decay_lr", "warmup_iters", "lr_decay_iters", "max_iters",
             "warmdown_ratio", "final_lr_frac", "extend", "extend_lr")  # fmt: skip
 # Shares of an extension's steps: of the rewarm, and of the decay where the architecture sets no share.
 _UP, _DOWN = 0.1, 0.2
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """The schedules' values for one step."""
+
+    lr: float  # times the rules' own
+    momentum: float = 0.95  # Muon's
+    decay: float = 1.0  # times Muon's weight decay
 
 
 class _Momentum(NamedTuple):
@@ -60,7 +69,7 @@ def trapezoid(step: int, config: RunConfig) -> float:
     return left + (1 - left) * config.final_lr_frac
 
 
-def rates(step: int, config: RunConfig) -> Rates:
+def rates(step: int, config: RunConfig) -> StepRates:
     """Factors of the optimizer's rules (optim/recipe.py) in this step."""
     extension = before_extension(config)
     if extension is None:
@@ -82,19 +91,19 @@ def rates(step: int, config: RunConfig) -> Rates:
     return _rewarmed(step, begins, last, config)
 
 
-def _unextended(step: int, config: RunConfig) -> Rates:
+def _unextended(step: int, config: RunConfig) -> StepRates:
     """The rates of a run that was never extended."""
     if config.arch == "gpt2":
         rate = learning_rate(step, config)
         if not config.by_muon:
-            return Rates(rate)
+            return StepRates(rate)
         level = rate / config.learning_rate if config.learning_rate else 0.0
-        return Rates(level, momentum=_rising(step, 0.85, 0.95, 300))
+        return StepRates(level, momentum=_rising(step, 0.85, 0.95, 300))
     level = trapezoid(step, config)
     if config.generation == 2025:
-        return Rates(level, momentum=_rising(step, 0.85, 0.95, 300))
+        return StepRates(level, momentum=_rising(step, 0.85, 0.95, 300))
     decay = 0.5 * (1 + math.cos(math.pi * min(step / max(config.max_iters, 1), 1.0)))
-    return Rates(level, momentum=_momentum_2026(step, config), decay=decay)
+    return StepRates(level, momentum=_momentum_2026(step, config), decay=decay)
 
 
 def shown_rate(step: int, config: RunConfig) -> float:
@@ -187,7 +196,7 @@ def _left(step: int, config: RunConfig, down: int) -> float:
     return min(1.0, max(config.max_iters - step, 0) / down)
 
 
-def _constant(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
+def _constant(step: int, begins: int, last: StepRates, config: RunConfig) -> StepRates:
     """The rates of the last step before the extension. Only Muon's momentum still rises, as always in the
     first hundreds of steps of a run."""
     if not config.by_muon:
@@ -199,15 +208,15 @@ def _constant(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
     return dataclasses.replace(last, momentum=max(last.momentum, _rising(step, 0.85, top, steps)))
 
 
-def _decayed(step: int, begins: int, constant: Rates, config: RunConfig) -> Rates:
+def _decayed(step: int, begins: int, constant: StepRates, config: RunConfig) -> StepRates:
     """Constant, then linearly down to zero (WSD). The weight decay falls with the rate, so that neither moves
     the weights in the end. The momentum of 2026 goes to its end value."""
     left = _left(step, config, decay_steps(begins, config))
     end = min(constant.momentum, _momentum_of(config).end)
-    return Rates(constant.lr * left, end + left * (constant.momentum - end), constant.decay * left)
+    return StepRates(constant.lr * left, end + left * (constant.momentum - end), constant.decay * left)
 
 
-def _rewarmed(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
+def _rewarmed(step: int, begins: int, last: StepRates, config: RunConfig) -> StepRates:
     """Linearly up to the given peak, then down again in the architecture's own shape: a new cycle.
 
     Momentum and weight decay begin a new cycle too, because their values belong to those of the rate. They
@@ -230,10 +239,10 @@ def _rewarmed(step: int, begins: int, last: Rates, config: RunConfig) -> Rates:
     level = last.lr + risen * (peak - last.lr) if risen < 1 else low + left * (peak - low)
     if config.arch == "gpt2" or config.generation == 2025:  # no horizon in momentum and decay
         momentum = _rising(step, 0.85, top, steps) if config.by_muon else last.momentum
-        return Rates(level, momentum, last.decay)
+        return StepRates(level, momentum, last.decay)
     momentum = last.momentum + risen * (top - last.momentum) if risen < 1 else end + left * (top - end)
     decay = last.decay + risen * (1.0 - last.decay) if risen < 1 else cosine
-    return Rates(level, momentum, decay)
+    return StepRates(level, momentum, decay)
 
 
 def _momentum_of(config: RunConfig) -> _Momentum:

@@ -37,6 +37,12 @@ class Moment:
         return sum(line.bytes for line in self.lines)
 
 
+_ONE_PIECE = 1024  # a row of attention weights up to here is reduced by one kernel
+# Of attention in the open without the compiler: bytes of a weight, and of a value of width n_embd less than
+# a layer's temporaries have.
+_OPEN_BYTES, _OPEN_INSTEAD = 20, 12
+
+
 def stream_size(dtype: str) -> int:
     """Bytes of a number in the residual stream: fp32 where the layers compute in fp16."""
     return 4 if dtype == "float16" else SIZES[dtype]
@@ -71,7 +77,7 @@ def training_moments(
     ends = _wide(N_("last hidden state and its gradient"), shape, tokens, stream + 2 * compute)
     loss = Moment(N_("loss"), (kept, *always, ends, _logits(shape, setting.loss_chunk, tokens, dtype)))
     incoming = _wide(N_("gradient between layers"), shape, tokens, stream)
-    more = _around_layer(shape, setting, tokens, dropout)
+    more = _around_layer(shape, setting, tokens, dtype, dropout)
     own = _temporaries(shape, setting, dtype, tokens)
     backward = Moment(N_("backward pass of a layer"), (kept, *always, incoming, own, *more))
     if not setting.compile:
@@ -125,15 +131,26 @@ def _compiled_temporaries(
     return _wide(N_("a layer's temporaries"), shape, tokens, size)
 
 
-def _around_layer(shape: Shape, setting: Setting, tokens: int, dropout: float) -> list[Line]:
+def _in_the_open(shape: Shape, setting: Setting, tokens: int, dtype: str) -> Line:
+    """T×T weights of every head, beyond the layer's temporaries, which the MLP needs at another moment.
+
+    Without the compiler: counted in the model (tests/plan/test_activations.py). Compiled: measured on an H200
+    with blocks of 256, 1024 and 2048; rows longer than 1024 are not reduced in one piece.
+    """
+    weights, compute = tokens * shape.block_size * shape.n_head, SIZES[dtype]
+    size, width = 3 * compute + (4 if shape.block_size > _ONE_PIECE else 0), 4 * compute
+    if not setting.compile:
+        size, width = _OPEN_BYTES, _OPEN_INSTEAD
+    bytes_ = max(0, int(weights * size - tokens * shape.n_embd * width))
+    formula = f"{size} bytes × {weights:,} attention weights - {width} bytes × {tokens:,} × {shape.n_embd:,}"
+    return Line(N_("attention in the open"), bytes_, formula)
+
+
+def _around_layer(shape: Shape, setting: Setting, tokens: int, dtype: str, dropout: float) -> list[Line]:
     """What a layer's backward pass takes besides."""
     lines = []
     if dropout:
-        weights = tokens * shape.block_size * shape.n_head
-        # Scores, softmax and mask are in the open: T×T of every head.
-        lines.append(
-            Line(N_("attention in the open"), weights * 14, f"14 bytes × {weights:,} attention weights")
-        )
+        lines.append(_in_the_open(shape, setting, tokens, dtype))
     if setting.master_weights == "bf16" and setting.offload != "gradients":
         largest = 4 * shape.n_embd**2
         lines.append(Line(N_("a matrix's gradient before rounding"), 4 * largest, f"4 bytes × {largest:,}"))

@@ -156,6 +156,7 @@ class Answer:
         return {
             "allowed_gib": round(self.target.host / GIB, 3) if self.target.host is not None else None,
             "kept_for_system_gib": round(self.target.host_kept / GIB, 3),
+            "assumed": self.target.host_assumed,
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -183,6 +184,7 @@ class Answer:
             "as_given": brief("as given", self.given, None),
             "speed": {
                 "tokens_per_s": round(step.tokens_per_s, 1) if step else None,
+                **(shown.spread.to_json(step.tokens_per_s) if step and shown.spread else {}),
                 "step_s": round(step.seconds, 4) if step else None,
                 "mfu": round(step.mfu, 4) if step and step.mfu else None,
                 "tflops": round(shown.tflops, 2) if step else None,

@@ -16,32 +16,33 @@ from onecard.config.vocabulary import other_vocabulary
 from onecard.language import _, english
 from onecard.plan.answer import Answer, answer, check_horizon
 from onecard.plan.depth import depths_to_json, find_depths, is_depth_question
-from onecard.plan.largest import USUAL_HOST_RAM, find_largest
+from onecard.plan.largest import find_largest
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, Target, find_target
 from onecard.plan.options import Options, budget_seconds
-from onecard.terminal import columns, say, show_json
+from onecard.terminal import columns, say, show, show_json
 from onecard.terminal import console as careful_console
 
 _WEEK = 7 * 86400.0
 
 
 def plan_command(
-    options: Options, words: Sequence[str], load: Callable[[Sequence[str]], tuple[RunConfig, int]]
+    options: Options, words: Sequence[str], load: Callable[[Sequence[str]], tuple[RunConfig, int, str]]
 ) -> int:
-    """`load` reads a config out of the words, and how many steps of it are done."""
+    """`load` reads a config out of the words, how many steps of it are done, and what to say where it is
+    finished: unless something is asked about its setting or another model, that is the answer then."""
     with english(options.json):
-        config, done = load(words)
+        config, done, finished = load(words)
+        if finished and not options.is_detailed:
+            show(finished)
+            return 0
         return _plan(replace(options, steps_done=done), config)
 
 
 def _plan(options: Options, config: RunConfig) -> int:
     sizes = options.largest or options.by is not None
-    assumed = sizes and options.gpu is not None and options.host_ram is None
-    host_ram = USUAL_HOST_RAM if assumed else options.host_ram
-    target = find_target(
-        config, options.gpu, host_ram, Figures(options.tflops, options.bandwidth, options.watts)
-    )
+    figures = Figures(options.tflops, options.bandwidth, options.watts)
+    target = find_target(config, options.gpu, options.host_ram, figures)
     for note in _notes(config, options, target):
         say(_("note: {text}").format(text=note))
     now = datetime.now()
@@ -54,7 +55,7 @@ def _plan(options: Options, config: RunConfig) -> int:
     if not sizes and is_depth_question(config, options):
         return _depths(config, found, options, now)
     if sizes:
-        return _largest(found, options, now, host_is_assumed=assumed)
+        return _largest(found, options, now)
     if options.json:
         show_json(json.dumps(found.to_json(), indent=1))
     else:
@@ -65,10 +66,8 @@ def _plan(options: Options, config: RunConfig) -> int:
 
 
 def _depths(config: RunConfig, found: Answer, options: Options, now: datetime) -> int:
-    """`found` is what the same words would train. Its PC is one that people have, unless it is described."""
-    ram = USUAL_HOST_RAM if options.gpu is not None and options.host_ram is None else options.host_ram
-    figures = Figures(options.tflops, options.bandwidth, options.watts)
-    depths = find_depths(config, options, find_target(config, options.gpu, ram, figures), now)
+    """`found` is what the same words would train."""
+    depths = find_depths(config, options, found.target, now)
     if options.json:
         show_json(json.dumps(found.to_json() | depths_to_json(depths), indent=1))
     else:
@@ -78,9 +77,9 @@ def _depths(config: RunConfig, found: Answer, options: Options, now: datetime) -
     return 0 if found.fits else 1
 
 
-def _largest(found: Answer, options: Options, now: datetime, *, host_is_assumed: bool) -> int:
+def _largest(found: Answer, options: Options, now: datetime) -> int:
     seconds = budget_seconds(options.by, now) if options.by is not None else _WEEK
-    largest = find_largest(found, seconds, host_is_assumed=host_is_assumed)
+    largest = find_largest(found, seconds)
     if options.json:
         show_json(json.dumps(largest.to_json(found.host_to_json()), indent=1))
         return 0 if largest.largest else 1

@@ -17,11 +17,10 @@ from onecard.language import _, number
 from onecard.plan.amounts import count, digits, duration, gib
 from onecard.plan.answer import Answer, answer, brief, cost_of_choice
 from onecard.plan.cost import Cost
-from onecard.plan.largest import USUAL_HOST_RAM
 from onecard.plan.machine import Target, find_target
 from onecard.plan.options import Options
 from onecard.plan.search import kind
-from onecard.plan.show import amount, gpt2_bits, predicted, shortage, span
+from onecard.plan.show import amount, assumed_ram, gpt2_bits, predicted, shortage, span
 from onecard.plan.tables import host_cell, pace, setting_name
 from onecard.terminal import Row, print_rows
 
@@ -32,7 +31,8 @@ _DEPTHS = (4, 8, 12, 16, 20, 24, 26, 32)  # that people train
 _SMALLER = 3  # of them, next to the one asked for
 # Shorter runs of the depth asked for: the next two of these steps below 60% of its tokens.
 _STEPS, _SHORTER = (1, 1.5, 2, 3, 5, 7), 0.6
-_NODE, _NODE_CARDS = "H100 SXM", 8
+_NODE, _NODE_CARDS, _NODE_RAM = "H100 SXM", 8, 1024.0
+_FEW_HOURS = 0.1  # less is shown as that
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def is_depth_question(config: RunConfig, options: Options) -> bool:
 
 def find_depths(config: RunConfig, options: Options, target: Target, now: datetime) -> Depths:
     assert config.depth is not None
-    others = [find_target(config, name, options.host_ram or USUAL_HOST_RAM) for name in _pair(target)]
-    node = find_target(config, _NODE)
+    others = [find_target(config, name, options.host_ram) for name in _pair(target)]
+    node = find_target(config, _NODE, _NODE_RAM)
     smaller = [depth for depth in _DEPTHS if depth < config.depth][-_SMALLER:]
     asked, rows = [], []
     for depth in (config.depth, *reversed(smaller)):
@@ -111,8 +111,13 @@ def depths_to_json(depths: Depths) -> dict[str, Any]:
     return {"generations": generations}
 
 
-def _node_hours(cost: Cost | None) -> float | None:
-    return round(cost.seconds / 3600 / _NODE_CARDS, 1) if cost else None
+def _node_hours(cost: Cost | None) -> str:
+    if cost is None:
+        return "-"
+    hours = cost.seconds / 3600 / _NODE_CARDS
+    if hours < _FEW_HOURS:
+        return "< " + number(_FEW_HOURS, "g")
+    return number(round(hours, 1), digits(round(hours, 1)))
 
 
 # --- for people ---------------------------------------------------------------------------------------
@@ -127,16 +132,15 @@ def show_depths(depths: Depths, console: Console) -> None:
             text, colour = _("{name} of {year} does not fit: {what}."), "red"
         year, what = str(found.config.generation), shortage(found.nearest)
         console.print(text.format(name=name, year=year, what=what), style=colour, highlight=False)
-    console.print(predicted(asked[0]), highlight=False)
+    console.print(predicted(asked[0], asked[0].choice or asked[0].nearest), highlight=False)
     card = f"{target.card.name}, {gib(target.capacity, 1)} GiB"
     headings = [_("October 2025"), "2026"]
     cells = zip(*map(_cells, asked), strict=True)
     rows = [Row(label, figures) for label, figures in zip(_labels(asked[0]), cells, strict=True)]
     print_rows(console, "", card, headings, rows)
     console.print(_("GPT-2's on the same text: {values}").format(values=gpt2_bits()), highlight=False)
-    if target.host_kept and asked[0].options.host_ram is None:
-        text = _("with {n:.0f} GiB of host memory; --host-ram says otherwise")
-        console.print(text.format(n=USUAL_HOST_RAM), highlight=False)
+    if target.host_assumed:
+        console.print(assumed_ram(target), highlight=False)
     text = _("Everything about one of the two: {flags}").format(flags="--generation=2025")
     console.print(text, highlight=False)
     console.print()
@@ -147,8 +151,9 @@ def show_depths(depths: Depths, console: Console) -> None:
 
 def _labels(found: Answer) -> list[str]:
     return [
-        _("parameters"), _("tokens"), _("setting"), _("micro-batch"), _("GiB of the card"), _("host GiB"),
-        _("tokens/s"), _("effective TFLOPS"), _("time"), "kWh", found.options.currency, _("bits per byte, FineWeb"),
+        _("parameters"), _("tokens"), _("setting"), _("micro-batch"), _("GiB of the card"), _("RAM GiB"),
+        _("tokens/s"), _("effective TFLOPS"), _("time"), "kWh", found.options.currency,
+        _("bits per byte, FineWeb"),
     ]  # fmt: skip
 
 
@@ -187,10 +192,7 @@ def _show_rows(depths: Depths, console: Console) -> None:
             cells += ["-", "-", "-"] if cost is None else [
                 number(cost.days, digits(cost.days)), *_energy_cells(cost),
             ]  # fmt: skip
-        hours = _node_hours(costs[-1])
-        rows.append(
-            Row(f"{name} {generation}", (*cells, "-" if hours is None else number(hours, digits(hours))))
-        )
+        rows.append(Row(f"{name} {generation}", (*cells, _node_hours(costs[-1]))))
     title = _("Fewer tokens and smaller models, predicted")
     print_rows(console, title, "", headings, rows)
     text = _("{n}×H100: rented, {n} times the speed of one; communication is not counted")

@@ -19,6 +19,7 @@ from onecard.arch.layout import EAGER_PIECE, PIECE, Setting, muon_batch
 from onecard.arch.parameters import Parameter, groups_of
 from onecard.arch.records import RECORDS
 from onecard.arch.shapes import Nanochat2026Shape, Shape
+from onecard.plan import dropout as masks
 
 _ROUNDED_MATRIX = 35  # a gradient added to a bf16 accumulator
 _STREAMED_LAYER = 9  # gradient accumulators, to the card and back
@@ -47,32 +48,38 @@ _COMPILED_MATRIX = 8  # operations around the two calls of each
 _REPLAY = 85
 
 
-def is_captured(shape: Shape, setting: Setting, launch: float, on_card: float) -> bool:
+def is_captured(
+    shape: Shape, setting: Setting, launch: float, on_card: float, *, dropout: float = 0.0
+) -> bool:
     """Captured as a CUDA graph? `on_card` are the seconds of the card for the micro-batch without one."""
     if setting.cuda_graphs is not None or not setting.may_capture:
         return setting.may_capture
-    return micro_batch_launches(shape, setting) * launch >= LAUNCH_BOUND * on_card
+    return micro_batch_launches(shape, setting, dropout) * launch >= LAUNCH_BOUND * on_card
 
 
-def launch_seconds(shape: Shape, setting: Setting, launch: float, *, captured: bool) -> float:
+def launch_seconds(
+    shape: Shape, setting: Setting, launch: float, *, captured: bool, dropout: float = 0.0
+) -> float:
     """Seconds of the CPU for the launches of a micro-batch."""
-    return launch * (_REPLAY if captured else micro_batch_launches(shape, setting))
+    return launch * (_REPLAY if captured else micro_batch_launches(shape, setting, dropout))
 
 
-def micro_batch_launches(shape: Shape, setting: Setting) -> float:
+def micro_batch_launches(shape: Shape, setting: Setting, dropout: float = 0.0) -> float:
     """Launches of one micro-batch, whatever its size, without a CUDA graph."""
     record = RECORDS[shape.arch]
     if not setting.compile:
-        return _PER_OPERATION * micro_batch_operations(shape, setting) + _PER_LAYER * shape.n_layer
+        return _PER_OPERATION * micro_batch_operations(shape, setting, dropout) + _PER_LAYER * shape.n_layer
     streamed = _STREAMED_LAYER * shape.n_layer if setting.offload == "gradients" else 0
     layers = record.compiled_launches[setting.recompute] * shape.n_layer
-    return layers + _PER_OPERATION * (record.other_operations + streamed)
+    more = masks.launches(shape, setting) if dropout else 0
+    return layers + more + _PER_OPERATION * (record.other_operations + streamed)
 
 
-def micro_batch_operations(shape: Shape, setting: Setting) -> float:
+def micro_batch_operations(shape: Shape, setting: Setting, dropout: float = 0.0) -> float:
     """Operations of one micro-batch without the compiler."""
     record = RECORDS[shape.arch]
     found = record.other_operations + record.operations[setting.recompute] * shape.n_layer
+    found += masks.operations(shape, setting) if dropout else 0
     if setting.offload == "gradients":
         found += _STREAMED_LAYER * shape.n_layer
     elif setting.master_weights == "bf16":

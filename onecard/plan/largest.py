@@ -23,9 +23,6 @@ _MOST_LAYERS = 64
 _LONGEST_BLOCK = 131_072
 # Text that is read more often teaches hardly more; a larger model only learns it by heart.
 MOST_PASSES = 8
-# GiB of memory of a PC that nobody has described: without a limit, the largest model would be one that only
-# a server holds.
-USUAL_HOST_RAM = 32.0
 
 
 def flags_of(choice: Choice) -> str:
@@ -118,7 +115,6 @@ class Largest:
     longest: list[Size]
     candidates: list[Candidate]
     seconds: float
-    host_is_assumed: bool
     text_limit: int | None  # parameters that the text is enough for, where it and not the card is the limit
 
     def to_json(self, host: dict[str, Any]) -> dict[str, Any]:
@@ -129,19 +125,17 @@ class Largest:
                 "seconds": round(self.seconds),
                 "models": [candidate.to_json() for candidate in self.candidates],
             },
-            "host": {"assumed": self.host_is_assumed, **host},
+            "host": host,
             **({"text_limit": self.text_limit} if self.text_limit is not None else {}),
         }
 
 
-def find_largest(answer: Answer, seconds: float, *, host_is_assumed: bool) -> Largest:
+def find_largest(answer: Answer, seconds: float) -> Largest:
     largest, limit = largest_models(answer), enough_text_for(answer.data_tokens)
     # The next larger depth is what the card would take, and the text is not enough for.
     by_text = bool(largest) and limit is not None and all(_next_parameters(size) > limit for size in largest)
-    return Largest(
-        largest, longest_blocks(answer), best_for_time(answer, seconds, answer.data_tokens), seconds,
-        host_is_assumed, limit if by_text else None,
-    )  # fmt: skip
+    best = best_for_time(answer, seconds, answer.data_tokens)
+    return Largest(largest, longest_blocks(answer), best, seconds, limit if by_text else None)
 
 
 def enough_text_for(unique_tokens: float | None) -> int | None:

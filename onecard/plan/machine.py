@@ -19,6 +19,9 @@ from onecard.plan.rates import GIVEN
 # What a system and its desktop hold of the PC's own memory. The trainer counts what is available where it
 # runs, which leaves that out already; of --host-ram, which is what the PC has, it has to be taken off.
 HOST_RESERVE = 2 * GIB
+# GiB of RAM in the PC of a card that is not here, where nobody says more: without a limit, what only a server
+# holds would fit.
+USUAL_HOST_RAM = 32.0
 # Of the memory on the box, what a driver reports as total: 98.5% (24 GB cards) to 99.9% (12 GB).
 _REPORTED = 0.985
 # GB; as much as --vram_limit may be. More is a slip, and beyond any number in the end.
@@ -38,6 +41,7 @@ class Target:
     measured: Measured | None
     here: bool  # in this machine
     host_kept: int = 0  # bytes of host memory left to the system, besides
+    host_assumed: bool = False  # nobody has said how much host memory there is
     limit: int | None = None  # bytes that --vram_limit allows, whatever the card has; None: it is not given
     rated_w: float | None = None  # what the table says, whatever --watts does
 
@@ -129,12 +133,16 @@ def find_target(
             "--vram_limit, --vram_reserve",
         )
     host = available_memory() if local is not None else None
-    kept = 0
+    kept, assumed = 0, gpu is not None and host_ram is None
+    if assumed:
+        host_ram = USUAL_HOST_RAM
     if host_ram is not None:
         kept = min(HOST_RESERVE, int(host_ram * GIB))
         host = int(host_ram * GIB) - kept
     measured = None if figures.of_speed else load_measured(card.name, capacity / GIB)
-    return Target(card, capacity, allowed, taken, host, measured, local is not None, kept, limit, rated)
+    return Target(
+        card, capacity, allowed, taken, host, measured, local is not None, kept, assumed, limit, rated
+    )
 
 
 def _card_by_figures(

@@ -27,10 +27,10 @@ class Options(Config):
 
     # fmt: off
     gpu: str | None = option("str", "the card to plan for; this machine's unless given", group="the card", value="CARD")
-    tflops: float | None = option("float", "its rate, where `onecard gpus` does not list it: bf16 with fp32 sums, dense", group="the card", low=0.01, high=100_000, value="N")
-    bandwidth: float | None = option("float", "and that of its memory, in GB/s; how much memory: --vram_limit, or a name with \"12GB\"", group="the card", low=0.01, high=1_000_000, value="N")
+    tflops: float | None = option("float", "its speed, where `onecard gpus` does not list it: dense bf16 with fp32 sums, in TFLOPS", group="the card", low=0.01, high=100_000, value="N")
+    bandwidth: float | None = option("float", "its memory's bandwidth in GB/s, where `onecard gpus` does not list it. How much memory it has is in its name (\"12GB\") or --vram_limit", group="the card", low=0.01, high=1_000_000, value="N")
     watts: float | None = option("float", "its power limit in watts, for energy and money; a laptop card is slower at a lower limit", group="the card", low=0.01, high=100_000, value="N")
-    host_ram: float | None = option("float", "GiB of memory in its PC; 2 are left to the system. This one's unless --gpu is given", group="the card", low=0, high=1_000_000, value="GIB")
+    host_ram: float | None = option("float", "GiB of RAM in its PC, 2 of which are left to the system. This machine's; with --gpu 32 are assumed", group="the card", low=0, high=1_000_000, value="GIB")
     memory: bool = option("bool", "the memory, line by line", group="what to answer")
     compare: bool = option("bool", "every kind of setting: exact, low-bit, recompute, offload", group="what to answer")
     stages: bool = option("bool", "what to turn on again after an emergency setting, in which order, and what each step gains", group="what to answer")
@@ -60,6 +60,12 @@ class Options(Config):
                 _("the one is about other models, the other about this one"),
                 _("ask one after the other"),
             )
+
+    @property
+    def is_detailed(self) -> bool:
+        """Is more asked than whether it fits, how fast it is and what it costs?"""
+        more = (self.memory, self.compare, self.stages, self.largest, self.formulas, self.json)
+        return any(more) or self.by is not None or self.as_ is not None
 
     def prices(self, card: Card) -> Prices:
         idle = usual_idle_watts(card) if self.idle_watts is None else self.idle_watts

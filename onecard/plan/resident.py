@@ -64,7 +64,7 @@ def _resident(
         Line(N_("gradients"), int(sums["accumulators"]), f"{_per(sums['accumulators'], shape)} × {count}"),
         Line(N_("optimizer states"), int(sums["states"]), f"{_per(sums['states'], shape)} × {count}"),
         Line(
-            N_("buffers streamed from host memory"),
+            N_("buffers streamed from RAM"),
             int(sums["streamed"]),
             f"{PIECES_ON_CARD} pieces of each offloaded buffer",
         ),

@@ -196,9 +196,9 @@ def _basis(worth: tuple[float, float], outside: bool, measured_worth: bool) -> s
         )
     if outside:
         region = _(
-            "outside the fitted region (40M to 350M parameters, 0.2B to 32B tokens, 10 to 640 tokens per "
-            "parameter), so the range is wider"
-        )
+            "outside the fitted region (40M to 350M parameters, {least:g}B to {most:g}B tokens, 10 to 640 "
+            "tokens per parameter), so the range is wider"
+        ).format(least=HORIZONS[0] / 1e9, most=HORIZONS[1] / 1e9)
         parts.append(region)
     return "; ".join(parts)
 

@@ -14,6 +14,7 @@ from onecard.config.run import RunConfig
 from onecard.language import _
 from onecard.plan.bill import Bill, bill_of, graph_bytes, host_lines
 from onecard.plan.lines import total
+from onecard.plan.ranges import Spread, spread_of
 from onecard.plan.rates import ANY_CARD, Rates
 from onecard.plan.speed import StepTime, step_time
 from onecard.plan.update import update_bytes
@@ -62,8 +63,19 @@ class Choice:
         setting = self.setting
         if setting.cuda_graphs is None and not self.has_room_to_capture:
             setting = dataclasses.replace(setting, cuda_graphs=False)
-        sequences, by_muon = q.config.sequences_per_step, q.config.by_muon
-        return step_time(q.shape, setting, q.dtype, q.rates, sequences, by_muon=by_muon)
+        config = q.config
+        return step_time(
+            q.shape, setting, q.dtype, q.rates, config.sequences_per_step, by_muon=config.by_muon,
+            dropout=config.dropout,
+        )  # fmt: skip
+
+    @property
+    def spread(self) -> Spread | None:
+        """How far off the speed may be; None where it is not known."""
+        if self.step is None or self.question.rates is None:
+            return None
+        calibrated = self.question.rates.calibrated
+        return spread_of(self.step, self.question.shape, self.setting.micro_batch, calibrated=calibrated)
 
     @property
     def has_room_to_capture(self) -> bool:

@@ -5,6 +5,7 @@ What takes more lines (plan/tables.py) comes after it, where it is asked for.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from onecard.plan.bill import CHECKPOINTS_AT_ONCE
 from onecard.plan.cost import Cost
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.rates import Rates
+from onecard.plan.ranges import Spread, is_launch_bound
 from onecard.plan.references import all_references
 from onecard.plan.scaling import NATS, LossRange, in_bits_per_byte, repetition_note
 from onecard.plan.search import Choice, Question
@@ -42,12 +43,14 @@ def show(answer: Answer, console: Console) -> None:
     show_verdict(answer, console)
     card = f"{answer.target.card.name}, " + number(answer.target.capacity / GIB, ".1f") + " GiB"
     step = _("{n:,} tokens a step").format(n=answer.config.tokens_per_step)
-    name = Text(model_name(question.shape), style="bold")
-    print_parts(console, [name, *map(Text, (card, question.dtype, step))], " · ")
-    shown = answer.choice or answer.nearest
+    name, shown = Text(model_name(question.shape), style="bold"), answer.choice or answer.nearest
+    # What falls short of host memory was said first, and is the config's own setting.
+    short_of_ram = answer.given.short <= 0 < answer.given.host_short
+    ram = host_remark(answer.target, answer.given if short_of_ram else shown)
+    print_parts(console, [name, *map(Text, filter(None, (card, question.dtype, step, ram)))], " · ")
     cost = answer.cost(shown) if answer.choice is not None else None
     if cost is not None:
-        console.print(predicted(answer), highlight=False)
+        console.print(predicted(answer, shown), highlight=False)
         console.print(figures(answer, shown, cost))
     elif answer.choice is not None:
         console.print(speed_unknown(answer), highlight=False)
@@ -80,6 +83,8 @@ def show_verdict(answer: Answer, console: Console) -> None:
             text = _("Fastest setting that fits (others are within 1%), which train takes by itself:")
         if not config.auto_fit:
             text = _("Fastest setting that fits (others are within 1%):")
+        if not choice.setting.exact and given.setting.exact:
+            text = _("Nothing exact fits. The fastest low-bit setting, which is another training:")
         texts.append(text)
     for text in texts:
         console.print(text, highlight=False)
@@ -89,10 +94,7 @@ def show_verdict(answer: Answer, console: Console) -> None:
         if not config.auto_fit:
             text = _("With auto_fit=False train changes nothing: put these lines into your config.")
             console.print(text, highlight=False)
-    # What falls short of host memory was said first, and is the config's own setting.
-    shown = given if given.short <= 0 < given.host_short else choice or answer.nearest
-    remarks = _remarks(answer, choice) if choice is not None else []
-    for text in filter(None, (*remarks, host_remark(answer.target, shown))):
+    for text in filter(None, _remarks(answer, choice) if choice is not None else []):
         console.print(text, highlight=False)
 
 
@@ -121,7 +123,7 @@ def _as_given(given: Choice) -> str:
     if given.short > 0:
         text = _("Does not fit as given: {need:.2f} GiB predicted, {there:.2f} available.")
         return _red(text.format(need=need, there=there))
-    text = _("Does not fit as given: {need:.1f} GiB of host memory predicted, {there:.1f} available.")
+    text = _("Does not fit as given: {need:.1f} GiB of RAM predicted, {there:.1f} available.")
     return _red(text.format(need=given.host_bytes / GIB, there=(given.question.host_allowed or 0) / GIB))
 
 
@@ -129,21 +131,29 @@ def shortage(choice: Choice) -> str:
     """What is missing of what."""
     if choice.short > 0:
         return _("{n:.2f} GiB of the card short").format(n=choice.short / GIB)
-    return _("{n:.1f} GiB of host memory short").format(n=choice.host_short / GIB)
+    return _("{n:.1f} GiB of RAM short").format(n=choice.host_short / GIB)
 
 
 def host_remark(target: Target, choice: Choice) -> str:
-    """What of host memory is left to the system, or that nobody has looked; only where it is used."""
+    """How much RAM a setting takes, and of how much; only where it takes any."""
     if not choice.bill.host:
         return ""
-    if target.host is None:
-        text = _("{n:.1f} GiB of RAM predicted; your RAM was not checked: give it with --host-ram 32")
-        return text.format(n=choice.host_bytes / GIB)
+    text = _("{n:.1f} of {there:.0f} GiB of RAM, {kept:.0f} of them for the system")
     if not target.host_kept:
-        return ""
-    return _("Of the PC's {n:.0f} GiB of memory {kept:.0f} are left to the system.").format(
-        n=(target.host + target.host_kept) / GIB, kept=target.host_kept / GIB
-    )
+        text = _("{n:.1f} of {there:.0f} GiB of RAM")
+    if target.host is None:
+        text = _("{n:.1f} GiB of RAM (yours was not checked: --host-ram 32)")
+    elif target.host_assumed:
+        text = _("{n:.1f} of {there:.0f} GiB of RAM, which are assumed (--host-ram N)")
+    there = (target.host or 0) + target.host_kept
+    return text.format(n=choice.host_bytes / GIB, there=there / GIB, kept=target.host_kept / GIB)
+
+
+def assumed_ram(target: Target) -> str:
+    """What is planned with where nobody has said how much RAM there is beside a card that is not here."""
+    assert target.host is not None
+    text = _("{n:.0f} GiB of RAM are assumed, {kept:.0f} of them for the system; --host-ram N says otherwise")
+    return text.format(n=(target.host + target.host_kept) / GIB, kept=target.host_kept / GIB)
 
 
 def vocabulary_remark(question: Question) -> str:
@@ -176,22 +186,34 @@ def little_to_spare(answer: Answer, need: int) -> str:
     spare = (target.allowed - need) / GIB
     if target.here or config.vram_reserve is not None or config.vram_limit is not None or spare >= DESKTOP:
         return ""
-    text = _("Only {n:.2f} GiB to spare: a desktop may take that (--vram_reserve=1).")
+    text = _("Only {n:.2f} GiB to spare: a desktop takes about 1 (--vram_reserve=1 keeps it free)")
     return text.format(n=spare)
 
 
 def _remarks(answer: Answer, choice: Choice) -> list[str]:
     target, setting = answer.target, choice.setting
     texts = [little_to_spare(answer, choice.bill.process), vocabulary_remark(answer.question)]
-    if not setting.exact:
+    if not setting.exact and not answer.given.setting.exact:
         bits = f"master_weights={setting.master_weights}, optim_states={setting.optim_states}"
         text = _("This is low-bit training ({bits}): not the same as exact training.")
         texts.append(text.format(bits=bits))
-    if answer.config.dropout:
-        texts.append(_("The time that dropout takes is not counted."))
+    if (longer := _of_dropout(choice)) is not None:
+        text = _("Dropout makes a step {n:.0%} longer here: no fused attention takes its masks.")
+        texts.append(text.format(n=longer))
     if target.taken > GIB / 10:
         texts.append(_("Other programs hold {n:.2f} GiB of the card now.").format(n=target.taken / GIB))
     return texts
+
+
+def _of_dropout(choice: Choice) -> float | None:
+    """The share of a step's time that dropout adds; None where there is none or no speed is known."""
+    config = choice.question.config
+    if not config.dropout or choice.step is None:
+        return None
+    without = dataclasses.replace(choice.question, config=dataclasses.replace(config, dropout=0.0))
+    plain = without.answer(choice.setting).step
+    assert plain is not None
+    return choice.step.seconds / plain.seconds - 1
 
 
 def _what_else(answer: Answer) -> str:
@@ -222,35 +244,40 @@ def model_name(shape: Shape) -> str:
     return f"{names[shape.arch]} {size}, {shape.n_layer} × {shape.n_embd}, {block} {shape.block_size}"
 
 
-def predicted(answer: Answer) -> str:
+def predicted(answer: Answer, choice: Choice) -> str:
     """The heading of the figures: where the speed comes from, and how far off it may be."""
-    rates, measured = answer.question.rates, answer.target.measured
-    assert rates is not None
+    measured = answer.target.measured
     source = _("the card's figures")
     if measured is not None:
         source = _("onecard bench of {date}").format(date=measured.date)
     text = _("Predicted from {source}; speed and time: {expected}")
-    return text.format(source=source, expected=expected(rates, answer.target))
+    spread = choice.spread
+    assert spread is not None
+    calibrated = answer.question.rates is not None and answer.question.rates.calibrated
+    return text.format(source=source, expected=expected(spread, answer.target, calibrated=calibrated))
 
 
-def expected(rates: Rates, target: Target) -> str:
+def expected(spread: Spread, target: Target, *, calibrated: bool) -> str:
     """How far off a speed may be. A laptop's card is as slow as its power limit makes it, at worst."""
-    low, high = expected_range(rates, target)
-    if low != high:
+    whole = within_power(spread, target)
+    values = {"low": whole.slower, "high": whole.faster}
+    if whole != spread:
         text = _("expect -{low:.0%} to +{high:.0%}, held to {watts:.0f} of {rated:.0f} W")
-        return text.format(low=low, high=high, watts=target.card.tdp_w, rated=target.rated_w)
-    text = _("expect ±{n:.0%}").format(n=low)
+        return text.format(**values, watts=target.card.tdp_w, rated=target.rated_w)
+    text = _("expect ±{n:.0%}").format(n=spread.faster)
+    if is_launch_bound(spread):
+        text = _("expect -{low:.0%} to +{high:.0%}: the CPU's launches decide").format(**values)
     if target.is_laptop and target.measured is None:
         text += ", " + _("less at a lower power limit (--watts)")
-    return text if rates.calibrated else text + "; " + _("`onecard bench` measures your card")
+    return text if calibrated else text + "; " + _("`onecard bench` measures your card")
 
 
-def expected_range(rates: Rates, target: Target) -> tuple[float, float]:
-    """Shares that a speed may be lower and higher."""
-    usual = 0.15 if rates.calibrated else 0.25
+def within_power(spread: Spread, target: Target) -> Spread:
+    """With what a laptop's lower power limit may take besides."""
     watts, rated = target.card.tdp_w, target.rated_w
-    held = target.is_laptop and target.measured is None and watts and rated and watts < rated
-    return (1 - (1 - usual) * watts / rated if held and watts and rated else usual), usual
+    if target.is_laptop and target.measured is None and watts and rated and watts < rated:
+        return dataclasses.replace(spread, slower=1 - (1 - spread.slower) * watts / rated)
+    return spread
 
 
 def speed_unknown(answer: Answer) -> str:
@@ -286,6 +313,8 @@ def _speed_rows(choice: Choice) -> list[tuple[str, str]]:
 def _time_rows(answer: Answer, choice: Choice, cost: Cost) -> list[tuple[str, str]]:
     done, steps = answer.options.steps_done, answer.config.max_iters
     left = max(steps - done, 0)
+    if not left:
+        return [(_("time"), _("none: all {n:,} steps are done").format(n=steps))]
     text = _("{time} for {steps:,} steps, {tokens} tokens")
     if done:
         text = _("{time} for the {left:,} steps that are left of {steps:,}, {tokens} tokens")

@@ -4,6 +4,7 @@
                  its bytes over the bandwidth; a few microseconds to begin and end
     attention    4·width·pairs FLOPs forward, 2.5 times that backward, pairs counted behind the causal mask
     the rest     bytes over bandwidth: norms, activations, residuals; the loss; the update
+    dropout      attention in the open instead of the above, and masks (plan/dropout.py)
     launches     of kernels by the CPU (plan/host.py): they cost nothing where they are faster than the card
     the bus      what is offloaded, while the card computes
 
@@ -20,6 +21,7 @@ from onecard.arch.layout import SIZES, Setting, per_element
 from onecard.arch.parameters import Parameter, groups_of, parameters_of
 from onecard.arch.records import RECORDS
 from onecard.arch.shapes import Nanochat2026Shape, Shape
+from onecard.plan import dropout as masks
 from onecard.plan.host import is_captured, launch_seconds, micro_batch_operations, update_launches
 from onecard.plan.rates import Rates
 
@@ -27,6 +29,7 @@ from onecard.plan.rates import Rates
 _REST_AGAIN = {"none": 1.0, "mlp": 1.08, "block": 1.30}
 # Small kernels on strided inputs do not reach the bandwidth of a long copy.
 _UNCOMPILED_SHARE = 1 / 1.85
+_LARGE_SHARE = 0.82  # and those on T×T weights come near to it
 _ROUNDED = 267.0  # bytes per weight: bf16 accumulators, rounded at random without the compiler
 _LOGITS = 8.0  # bytes moved per logit besides the matmuls'
 _EMBEDDING = 20.0
@@ -37,6 +40,7 @@ _CONTENTION = 0.15  # of what goes in one direction holds up what goes in the ot
 _SMALL = 0.35
 # Kernels of a CUDA graph begin and end in so much of the time that they take one by one.
 _CAPTURED = 0.62
+_OPEN_PRODUCTS = 0.5  # of the matmul rate: products as narrow as a head
 _ORTHOGONALISING = 0.9  # of the matmul rate: Muon's products
 _FORWARD_SHARE = 0.30  # of a micro-batch: what an evaluation costs
 
@@ -55,6 +59,8 @@ class StepTime:
     tokens: int
     flops_per_token: int
     peak: float | None
+    launches: float = 0.0  # seconds of the CPU for them: hidden where the card takes longer
+    dropping: float = 0.0  # seconds of the card for dropout, which evaluations do without
 
     @classmethod
     def of(cls, parts: Sequence[float], update: float, micro: float, *more: Any) -> StepTime:
@@ -76,8 +82,8 @@ class StepTime:
 
     @property
     def evaluated_per_s(self) -> float:
-        """Tokens per second of an evaluation: a forward pass alone."""
-        return self.tokens_per_s / _FORWARD_SHARE
+        """Tokens per second of an evaluation: a forward pass alone, without dropout."""
+        return self.tokens / (self.seconds - self.dropping) / _FORWARD_SHARE
 
     def parts(self) -> dict[str, float]:
         names = ("matmuls", "attention", "rest", "loss", "waiting", "update")
@@ -85,22 +91,32 @@ class StepTime:
 
 
 def step_time(
-    shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int, *, by_muon: bool = False
-) -> StepTime:
+    shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int, *, by_muon: bool = False,
+    dropout: float = 0.0,
+) -> StepTime:  # fmt: skip
     """One step of `sequences` sequences in micro-batches of the setting's size, the last one smaller."""
     whole, rest = divmod(sequences, setting.micro_batch)
-    micro = _micro_batch(shape, setting, dtype, rates, setting.micro_batch)
-    captured = is_captured(shape, setting, rates.launch, sum(micro))
+
+    def micro_batch(
+        rates: Rates, sequences: int, dropout: float = dropout
+    ) -> tuple[float, float, float, float, float]:
+        return _micro_batch(shape, setting, dtype, rates, sequences, dropout)
+
+    micro = micro_batch(rates, setting.micro_batch)
+    captured = is_captured(shape, setting, rates.launch, sum(micro), dropout=dropout)
     closely = replace(rates, kernel=_CAPTURED * rates.kernel) if captured else rates
     if captured:
-        micro = _micro_batch(shape, setting, dtype, closely, setting.micro_batch)
+        micro = micro_batch(closely, setting.micro_batch)
     parts = [whole * part for part in micro]
     if rest:
-        last = _micro_batch(shape, setting, dtype, closely, rest)
-        parts = [a + b for a, b in zip(parts, last, strict=True)]
+        parts = [a + b for a, b in zip(parts, micro_batch(closely, rest), strict=True)]
+    dropping = 0.0
+    if dropout:
+        plain = micro_batch(closely, setting.micro_batch, 0.0)
+        dropping = sequences / setting.micro_batch * (sum(micro) - sum(plain))
     # The CPU runs ahead of the card where it can.
-    launches = launch_seconds(shape, setting, rates.launch, captured=captured)
-    host = (whole + bool(rest)) * launches
+    launches = launch_seconds(shape, setting, rates.launch, captured=captured, dropout=dropout)
+    host = launching = (whole + bool(rest)) * launches
     done = max(host, sum(parts))
     if dtype == "float16":
         host = done  # before the update it waits for the gradients: are they finite?
@@ -108,11 +124,12 @@ def step_time(
     update = sum(groups)
     for group, of_group in zip(groups, update_launches(shape, setting, by_muon=by_muon), strict=True):
         host += of_group.cost * rates.launch
+        launching += of_group.cost * rates.launch
         done = max(done + group, host)
     parts[-1] += max(0.0, done - sum(parts) - update)
     tokens = sequences * shape.block_size
     one = max(sum(micro), launches)
-    return StepTime.of(parts, update, one, tokens, shape.flops_per_token, rates.peak)
+    return StepTime.of(parts, update, one, tokens, shape.flops_per_token, rates.peak, launching, dropping)
 
 
 def _matmul(rates: Rates, m: int, n: int, k: int, size: int) -> float:
@@ -132,13 +149,28 @@ def _weight_gradient(
 
 
 def _micro_batch(
-    shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int
+    shape: Shape, setting: Setting, dtype: str, rates: Rates, sequences: int, dropout: float
 ) -> tuple[float, float, float, float, float]:
     """Matmuls, attention, the rest, loss, waiting for the bus."""
     moved = _rest_bytes(shape, setting, dtype)
     parts = micro_batch_parts(shape, setting, dtype, rates, sequences, rest_bytes=moved, logit_bytes=_LOGITS)
+    if dropout:
+        parts = _with_dropout(parts, shape, setting, rates, sequences * shape.block_size)
     on_card = sum(parts)
     return *parts, max(0.0, _bus(shape, setting, rates) - 0.75 * on_card)
+
+
+def _with_dropout(
+    parts: tuple[float, float, float, float], shape: Shape, setting: Setting, rates: Rates, tokens: int
+) -> tuple[float, float, float, float]:
+    """Attention in the open; the masks are of the rest."""
+    matmuls, _fused, rest, loss = parts
+    bandwidth = rates.bandwidth * (1.0 if setting.compile else _LARGE_SHARE)
+    attention = masks.attention_flops(shape, setting, tokens) / (_OPEN_PRODUCTS * rates.matmul)
+    attention += masks.weight_bytes(shape, setting, tokens) / bandwidth
+    rest += masks.value_bytes(setting) * tokens * shape.n_embd * shape.n_layer / bandwidth
+    small = masks.small_kernels(shape, setting) if setting.compile else masks.operations(shape, setting) / 2
+    return matmuls, attention, rest + small * _SMALL * rates.kernel, loss
 
 
 def _rest_bytes(shape: Shape, setting: Setting, dtype: str) -> float:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from onecard.errors import UserError
-from onecard.language import N_, _, number
+from onecard.language import N_, _, figures, number
 from onecard.plan.amounts import count, duration, gib, kwh_cell
 from onecard.plan.answer import Answer, comparable
 from onecard.plan.bill import host_process
-from onecard.plan.largest import MOST_PASSES, USUAL_HOST_RAM, Candidate, Largest, Size, flags_of
+from onecard.plan.largest import MOST_PASSES, Candidate, Largest, Size, flags_of
 from onecard.plan.lines import GIB, Line
 from onecard.plan.machine import Target
 from onecard.plan.scaling import BITS
 from onecard.plan.search import Choice, kind
-from onecard.plan.show import NOTABLE, amount, little_to_spare, plain, shortage, speed_unknown, text_note
+from onecard.plan.show import (
+    NOTABLE,
+    amount,
+    assumed_ram,
+    little_to_spare,
+    plain,
+    shortage,
+    speed_unknown,
+    text_note,
+)
 from onecard.terminal import Row, print_rows, terms_together
 
 if TYPE_CHECKING:
@@ -43,6 +53,22 @@ _SETTINGS = (
 )  # fmt: skip
 
 
+# What formulas are made of besides figures; whole ones first.
+_IN_FORMULAS = (
+    N_("0.75 GiB; an H200 took 0.67 to 0.84"), N_("pieces of each offloaded buffer"),
+    N_("as they are stored"), N_("the L2 cache of the largest such card"),
+    N_("numbers a row; uncompiled, copies of a matrix"), N_("a matrix, its gradient and its momentum"),
+    N_("measured: enough under a cap"), N_("attention weights"), N_("measured"), N_("parameters"),
+    N_("tokens"), N_("layers"), N_("rows"), N_("elements"), N_("bytes"),
+)  # fmt: skip
+_WORDS = re.compile("|".join(rf"(?<!\w){re.escape(words)}(?!\w)" for words in _IN_FORMULAS))
+
+
+def formula_text(formula: str) -> str:
+    """In the reader's language; a bill keeps its formulas in English."""
+    return figures(_WORDS.sub(lambda found: str(_(found[0])), formula))
+
+
 def setting_name(name: str) -> str:
     """The name of a setting or a stage, part by part: "exact, recompute block", "micro-batch 12"."""
     return ", ".join(_part(part) for part in name.split(", "))
@@ -68,7 +94,11 @@ def host_cell(choice: Choice) -> str:
 def show_memory(choice: Choice, console: Console, *, formulas: bool) -> None:
     bill = choice.bill
     rows = [
-        Row(_(line.name), (gib(line.bytes, 3),), terms_together(line.formula) if formulas else "")
+        Row(
+            _(line.name),
+            (gib(line.bytes, 3),),
+            terms_together(formula_text(line.formula)) if formulas else "",
+        )
         for line in bill.all_lines()
         if line.bytes >= (2**20 if formulas else GIB / 1000)
     ]
@@ -76,11 +106,11 @@ def show_memory(choice: Choice, console: Console, *, formulas: bool) -> None:
     if bill.host:
         rows += [Row("", ("",)), Row(_("offloaded from the card"), (gib(bill.host, 3),))]
         rows += [
-            Row(_(line.name), (gib(line.bytes, 3),), line.formula if formulas else "")
+            Row(_(line.name), (gib(line.bytes, 3),), formula_text(line.formula) if formulas else "")
             for line in (bill.building, bill.resuming, host_process())
         ]
-        rows.append(Row(_("and of host memory"), (gib(choice.host_bytes, 3),), style="bold"))
-    title = _("Predicted peak memory ({moment})").format(moment=_(bill.worst.name))
+        rows.append(Row(_("and of RAM"), (gib(choice.host_bytes, 3),), style="bold"))
+    title = _("Predicted peak memory, at its worst moment: {moment}").format(moment=_(bill.worst.name))
     console.print()
     print_rows(console, title, _("what"), ["GiB"], rows, _("formula") if formulas else "")
 
@@ -144,12 +174,21 @@ def show_comparison(answer: Answer, console: Console) -> None:
             amount(cost) if cost and cost.amount is not None else "-",
         )  # fmt: skip
         rows.append(Row(setting_name(name), figures, note, "" if choice.fits else "dim"))
-    headings = [_("micro-batch"), _("tokens/s"), _("time"), "GiB", _("host GiB"), "kWh",
+    headings = [_("micro-batch"), _("tokens/s"), _("time"), "GiB", _("RAM GiB"), "kWh",
                 answer.options.currency]  # fmt: skip
     console.print()
     print_rows(console, _("Settings, predicted"), _("setting"), headings, rows, _("notes"))
-    if answer.target.host is None and any(choice.bill.host for _name, choice in answer.alternatives()):
-        text = _("host GiB: your RAM was not checked; give it with --host-ram 32")
+    uses_ram = any(choice.bill.host for _name, choice in answer.alternatives())
+    if answer.target.host is None and uses_ram:
+        text = _("RAM GiB: your RAM was not checked: give it with --host-ram 32")
+        console.print(f"[dim]{text}[/dim]", highlight=False)
+    elif answer.target.host_assumed and uses_ram:
+        console.print(f"[dim]{assumed_ram(answer.target)}[/dim]", highlight=False)
+    if len({choice.setting.exact for _name, choice in answer.alternatives()}) > 1:
+        text = _(
+            "exact: weights and optimizer states in fp32, as nanoGPT trains; low-bit: weights in bf16 and "
+            "states in int8, which takes less memory and is another training"
+        )
         console.print(f"[dim]{text}[/dim]", highlight=False)
 
 
@@ -163,7 +202,8 @@ def show_stages(answer: Answer, console: Console) -> None:
         before = choice
     title = _("Back to speed, one step after the other (predicted)")
     console.print()
-    print_rows(console, title, _("turn on"), ["GiB", _("tokens/s"), _("gain")], rows, _("flags"))
+    headings = ["GiB", _("tokens/s"), _("gain")]
+    print_rows(console, title, _("turn on"), headings, rows, _("flags"), pasted=True)
 
 
 # --- other models -------------------------------------------------------------------------------------
@@ -175,12 +215,12 @@ def show_largest(answer: Answer, found: Largest, console: Console) -> None:
         raise UserError(
             _("not even the smallest model fits into {n:.2f} GiB").format(n=target.allowed / GIB), exit_code=1
         )
-    host = _("your RAM was not checked; give it with --host-ram 32")
-    if target.host is not None:
-        host = _("{n:.0f} GiB of host memory").format(n=target.host / GIB)
-        if found.host_is_assumed:
-            host = _("with {n:.0f} GiB of host memory; --host-ram says otherwise").format(n=USUAL_HOST_RAM)
-        elif target.host_kept:
+    host = _("your RAM was not checked: give it with --host-ram 32")
+    if target.host_assumed:
+        host = assumed_ram(target)
+    elif target.host is not None:
+        host = _("{n:.0f} GiB of RAM").format(n=target.host / GIB)
+        if target.host_kept:
             host += ", " + _("besides {n:.0f} that are left to the system").format(n=target.host_kept / GIB)
     console.print(
         f"[bold]{plain(target.card.name)}[/bold], {gib(target.allowed)} GiB; {host}", highlight=False
@@ -228,9 +268,9 @@ def _show_best(answer: Answer, found: Largest, console: Console) -> None:
     if first.loss.unit == BITS:
         title = _("The best model for {time}, by expected loss (bits per byte, FineWeb)")
     headings = [_("parameters"), _("layers × width"), _("tokens"), _("tokens/s"), _("loss"), "GiB",
-                _("host GiB")]  # fmt: skip
+                _("RAM GiB")]  # fmt: skip
     rows = [_row_of(candidate) for candidate in found.candidates]
-    print_rows(console, title.format(time=time), _("setting"), headings, rows, _("flags"))
+    print_rows(console, title.format(time=time), _("setting"), headings, rows, _("flags"), pasted=True)
     if first.evaluation_s > NOTABLE * found.seconds:
         share = _("evaluations take {time} of it").format(time=duration(first.evaluation_s))
         console.print(f"[dim]{share}[/dim]", highlight=False)
@@ -254,7 +294,7 @@ def _row_of(candidate: Candidate) -> Row:
 
 
 def _show_sizes(console: Console, title: str, sizes: list[Size], note: str = "") -> None:
-    headings = [_("parameters"), _("layers × width"), _("block"), "GiB", _("host GiB"), _("tokens/s")]
+    headings = [_("parameters"), _("layers × width"), _("block"), "GiB", _("RAM GiB"), _("tokens/s")]
     rows = []
     for size in sizes:
         choice = size.choice
@@ -264,7 +304,7 @@ def _show_sizes(console: Console, title: str, sizes: list[Size], note: str = "")
             gib(choice.bill.process), host_cell(choice), pace(choice),
         )  # fmt: skip
         rows.append(Row(_(size.kind), figures, flags_of(choice)))
-    print_rows(console, title, "", headings, rows, _("flags"))
+    print_rows(console, title, "", headings, rows, _("flags"), pasted=True)
     if note:
         console.print(f"[dim]{note}[/dim]", highlight=False)
     console.print()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from onecard.language import _
+from onecard.report.columns import said
 from onecard.report.curve_noise import evaluation_error
 from onecard.report.detectors import (
     DIVERGING,
@@ -43,34 +44,32 @@ TABLE_FALL = 0.25
 
 def alarms_of(facts: RunFacts) -> list[Finding]:
     """What is wrong with a run now, and what was and is no more; the heaviest first."""
-    steps, losses = _losses(facts)
-    points = list(zip(steps, losses, strict=True))
-    if len(points) >= FEWEST_LOSSES:
-        found, levels = watch_losses(points, facts.vocab_size, block_size(steps))
+    steps, losses = said(facts.log.steps, "loss")
+    if len(losses) >= FEWEST_LOSSES:
+        found, levels = watch_losses(steps, losses, facts.vocab_size, block_size(steps))
+        last = losses[-1]
     else:
-        found, levels = _few(facts, points)
+        found, last = _few(facts)
+        levels = Levels(1)
     found = [alarm for alarm in found if alarm.kind != STUCK or not _evaluations_fall(facts, alarm)]
     found += _memorising(facts, levels)
-    said = [_finding(alarm, facts, points, levels) for alarm in found]
-    return sorted(said, key=lambda finding: -finding.weight)
+    sentences = [_finding(alarm, facts, last, levels) for alarm in found]
+    return sorted(sentences, key=lambda finding: -finding.weight)
 
 
-def _losses(facts: RunFacts) -> tuple[list[int], list[float]]:
-    pairs = facts.log.steps.pairs("loss")
-    return [step for step, _loss in pairs], [loss for _step, loss in pairs]
-
-
-def _few(facts: RunFacts, points: list[tuple[int, float]]) -> tuple[list[Alarm], Levels]:
-    """Of a table, or of evaluations alone: the same questions asked of single values."""
-    evaluations = facts.log.evaluations
-    seen = max((evaluations.pairs("train"), evaluations.pairs("val")), key=len)
-    if len(seen) >= len(points):
-        points[:] = seen
+def _few(facts: RunFacts) -> tuple[list[Alarm], float]:
+    """Of a table, or of evaluations alone, the same questions asked of single values; and the last value."""
+    log = facts.log
+    columns = (log.evaluations.pairs("train"), log.evaluations.pairs("val"), log.steps.pairs("loss"))
+    points = max(columns, key=len)
+    if not points:
+        return [], math.nan
+    last = points[-1][1]
     lost = next(((step, loss) for step, loss in points if not math.isfinite(loss)), None)
-    finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
-    found = [Alarm(NOT_A_NUMBER, lost[0], lost[0], 0.0, lost[1])] if lost is not None else []
-    alarm = _risen(finite) or _flat(finite, facts.vocab_size) if len(finite) >= 3 and not found else None
-    return found + ([alarm] if alarm is not None else []), Levels(1)
+    if lost is not None:
+        return [Alarm(NOT_A_NUMBER, lost[0], lost[0], 0.0, lost[1])], last
+    alarm = _risen(points) or _flat(points, facts.vocab_size) if len(points) >= 3 else None
+    return [alarm] if alarm is not None else [], last
 
 
 def _risen(points: Sequence[tuple[int, float]]) -> Alarm | None:
@@ -139,8 +138,8 @@ def _memorising(facts: RunFacts, levels: Levels) -> list[Alarm]:
     return []
 
 
-def _finding(alarm: Alarm, facts: RunFacts, points: Sequence[tuple[int, float]], levels: Levels) -> Finding:
-    if _is_over(alarm, facts, points, levels):
+def _finding(alarm: Alarm, facts: RunFacts, last: float, levels: Levels) -> Finding:
+    if _is_over(alarm, facts, last, levels):
         return Finding(alarm.kind + "-passed", _passed(alarm), None, alarm.began, PASSED_WEIGHT)
     text = {
         NOT_A_NUMBER: _not_a_number, DIVERGING: _diverging, UNLEARNED: _unlearned, MEMORISING: _memorised,
@@ -149,13 +148,13 @@ def _finding(alarm: Alarm, facts: RunFacts, points: Sequence[tuple[int, float]],
     return Finding(alarm.kind, text, False, alarm.began, WEIGHTS[alarm.kind])
 
 
-def _is_over(alarm: Alarm, facts: RunFacts, points: Sequence[tuple[int, float]], levels: Levels) -> bool:
+def _is_over(alarm: Alarm, facts: RunFacts, last: float, levels: Levels) -> bool:
     """Has the run got better since? An alarm that was right then is history now."""
     if alarm.kind == MEMORISING:
         return facts.log.evaluations.pairs("val")[-1][1] <= alarm.before
     if alarm.kind == NOT_A_NUMBER:
-        return math.isfinite(points[-1][1])
-    end = levels.around(levels.steps[-1]) if levels.size > 1 else points[-1][1]
+        return math.isfinite(last)
+    end = levels.around(levels.steps[-1]) if levels.steps else last
     if end is None:
         return False
     if alarm.kind == DIVERGING:

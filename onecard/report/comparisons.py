@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onecard.language import _
+from onecard.language import _, number
 from onecard.plan.amounts import count
 from onecard.plan.references import Reference, all_references
 from onecard.report.findings import Finding
@@ -159,11 +159,12 @@ def _typical(claim: Claim) -> Finding | None:
     if least is None or most is None:
         return None
     high = claim.high or claim.value
-    claimed = _between(f"{claim.value:.2f}", f"{high:.2f}")
+    claimed = _between(number(claim.value, ".2f"), number(high, ".2f"))
     values = {
         "size": count(float(f"{middle:.2g}")), "claimed": claimed,
         "tokens": _between(count(short), count(long)),
-        "losses": _between(f"{most.loss:.2f}", f"{least.loss:.2f}"), "low": least.low, "high": most.high,
+        "losses": _between(number(most.loss, ".2f"), number(least.loss, ".2f")), "low": least.low,
+        "high": most.high,
     }  # fmt: skip
     if claim.value <= most.high and high >= least.low:
         text = _(

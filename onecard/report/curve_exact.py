@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onecard.language import _, ngettext, number
+from onecard.report import columns
 from onecard.report.curve_losses import SIGMAS, Points, finite, printed
 from onecard.report.curve_noise import (
     CHARACTERS,
@@ -108,7 +109,7 @@ def _change_text(same_text: bool, beyond: bool) -> str:
 
 def noise(facts: RunFacts) -> Iterator[Finding]:
     """How far single steps scatter."""
-    losses = [loss for _step, loss in finite(facts.log.steps.pairs("loss"))]
+    _steps, losses = columns.finite(facts.log.steps, "loss")
     if len(losses) < 20:
         return
     seen = scatter(losses)
@@ -121,16 +122,16 @@ def noise(facts: RunFacts) -> Iterator[Finding]:
 
 def spikes(facts: RunFacts) -> Iterator[Finding]:
     """Losses that jump up and come back."""
-    points = finite(facts.log.steps.pairs("loss"))
-    if len(points) < FEWEST_FOR_SPIKES:
+    steps, losses = columns.finite(facts.log.steps, "loss")
+    if len(losses) < FEWEST_FOR_SPIKES:
         return
-    found = spikes_in(points)
+    found = spikes_in(steps, losses)
     if not found:
         text = ngettext(
             "No spike in {count:,} logged step: training was stable.",
             "No spike in {count:,} logged steps: training was stable.",
-            len(points),
-        ).format(count=len(points))
+            len(losses),
+        ).format(count=len(losses))
         yield Finding("stable", text, True, None, 30.0)
         return
     highest = max(found, key=lambda spike: spike[1])
@@ -140,24 +141,22 @@ def spikes(facts: RunFacts) -> Iterator[Finding]:
         "{count:,} spikes in {steps:,} logged steps, the highest {height:.2f} nats at step {step:,}; the "
         "loss came back from them.",
         len(found),
-    ).format(count=len(found), steps=len(points), height=highest[1], step=highest[0])
-    yield Finding("spikes", text, None, highest[0], 10.0 + min(20.0, 1e4 * len(found) / len(points)))
+    ).format(count=len(found), steps=len(losses), height=highest[1], step=highest[0])
+    yield Finding("spikes", text, None, highest[0], 10.0 + min(20.0, 1e4 * len(found) / len(losses)))
 
 
-def spikes_in(points: Points) -> Points:
-    """(step, nats above the curve) of each jump that came down within ten points; those after it belong to
-    it."""
-    losses = [loss for _step, loss in points]
+def spikes_in(steps: Sequence[float], losses: Sequence[float]) -> Points:
+    """(step, nats above the curve) of each jump that came down within ten points; the ten belong to it."""
     limit = max(SPIKE, SPIKE_SIGMAS * scatter(losses))
     found: Points = []
     # The first steps fall too fast for a median to follow.
-    at = max(SPIKE_HALF, len(points) // 50)
-    while at < len(points) - SPIKE_HALF:
-        before, after = losses[at - SPIKE_HALF : at], losses[at + 1 : at + 1 + SPIKE_HALF]
-        if losses[at] > before[-1] + 0.5 * limit:
+    at = max(SPIKE_HALF, len(losses) // 50)
+    while at < len(losses) - SPIKE_HALF:
+        if losses[at] > losses[at - 1] + 0.5 * limit:
+            before, after = losses[at - SPIKE_HALF : at], losses[at + 1 : at + 1 + SPIKE_HALF]
             height = losses[at] - max(statistics.median(before), statistics.median(after))
             if height > limit:
-                found.append((points[at][0], height))
+                found.append((int(steps[at]), height))
                 at += SPIKE_HALF
         at += 1
     return found

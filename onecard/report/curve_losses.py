@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onecard.language import _, joined
+from onecard.report import columns
 from onecard.report.curve_noise import evaluation_error
 from onecard.report.detectors import FEWEST_FOR_NOISE, Levels, block_size, noise_of
 from onecard.report.findings import Finding
@@ -40,14 +41,14 @@ def series_of(facts: RunFacts) -> Series | None:
         points = finite(facts.log.evaluations.pairs(name))
         if len(points) >= 3:
             return Series(name, points, single=True)
-    pairs = finite(facts.log.steps.pairs("loss"))
-    if len(pairs) < 3:
+    steps, losses = columns.finite(facts.log.steps, "loss")
+    if len(losses) < 3:
         return None
-    if len(pairs) < 20:
-        return Series("train", pairs, single=True)
-    levels = Levels(block_size([step for step, _loss in pairs]))
-    for step, loss in pairs:
-        levels.add(step, loss)
+    if len(losses) < 20:
+        return Series("train", [(int(s), loss) for s, loss in zip(steps, losses, strict=True)], single=True)
+    levels = Levels(block_size(steps))
+    for at in range(0, len(losses), levels.size):
+        levels.add_block(steps[at : at + levels.size], losses[at : at + levels.size])
     return Series("train", list(zip(levels.steps, levels.values, strict=True)), single=False)
 
 

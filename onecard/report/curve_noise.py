@@ -16,6 +16,7 @@ their differences: what is left is about a twentieth (0.0005 to 0.002 nats where
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onecard.report.detectors import noise_of
@@ -27,6 +28,7 @@ CHARACTERS = 1000  # vocabularies below are of characters or bytes
 SAME_TEXT = 0.05
 USUAL_BLOCK = 1024
 NANOGPT_BLOCKS = 200  # its eval_iters
+MOST_VALUES = 20_000
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,6 @@ def evaluation_error(facts: RunFacts) -> EvaluationError | None:
     return EvaluationError(level, change, sequences, block, not draws_anew, assumed)
 
 
-def scatter(values: list[float]) -> float:
-    """Standard deviation of single losses about their curve, over the last three quarters."""
-    return noise_of(values[len(values) // 4 :])
+def scatter(values: Sequence[float]) -> float:
+    """Standard deviation of losses about their curve, in the last three quarters (at most 20,000)."""
+    return noise_of(values[max(len(values) // 4, len(values) - MOST_VALUES) :])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from onecard.language import _, joined, ngettext
 from onecard.plan.scaling import TOKENS_PER_PARAMETER
+from onecard.report.columns import finite, thinned
 from onecard.report.curve_noise import scatter
 from onecard.report.findings import Finding
 from onecard.report.log import Start
@@ -95,7 +96,9 @@ def _phase_text(now: str, falls: bool) -> tuple[str, bool | None, float]:
 
 def resumes(facts: RunFacts) -> Iterator[Finding]:
     """The loss before and after each time that the run went on."""
-    noise = scatter([loss for loss in facts.log.steps.loss if math.isfinite(loss)])
+    if len(facts.log.starts) < 2:
+        return
+    noise = scatter(finite(facts.log.steps, "loss")[1])
     for old, new in zip(facts.log.starts, facts.log.starts[1:], strict=False):
         found = _resume(facts, old, new, noise)
         if found is not None:
@@ -201,7 +204,7 @@ def tokens_for_size(facts: RunFacts) -> Iterator[Finding]:
 
 def gradients(facts: RunFacts) -> Iterator[Finding]:
     """How often the gradient was clipped, and whether its norm grows."""
-    norms = [(step, norm) for step, norm in facts.log.steps.pairs("grad_norm") if norm >= 0]
+    norms = [(step, norm) for step, norm in thinned(facts.log.steps, "grad_norm") if norm >= 0]
     warm = facts.schedule.warmup_steps if facts.schedule is not None else 0
     settled = [norm for step, norm in norms if step >= warm]
     settled = settled[len(settled) // 10 :]

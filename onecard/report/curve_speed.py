@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator
 
 from onecard.language import _
+from onecard.report.columns import thinned
 from onecard.report.findings import Finding
 from onecard.report.log import Steps
 from onecard.report.run_facts import RunFacts
@@ -21,7 +22,8 @@ A100_FLOPS = 312e12  # what nanoGPT divides by, on any card
 def step_times(steps: Steps) -> list[tuple[int, float]]:
     """(step, milliseconds) of steady steps: a step with an evaluation in its time is left out by its length.
     (step, milliseconds) of steady steps: a step with an evaluation in its time is left out by its length."""
-    times = [(step, ms) for step, ms in steps.pairs("ms") if 0 < ms < math.inf][FIRST:]
+    times = [(step, ms) for step, ms in thinned(steps, "ms") if ms > 0]
+    times = times[FIRST:]
     if not times:
         return []
     usual = statistics.median(ms for _step, ms in times)
@@ -66,7 +68,7 @@ def tokens_per_second(facts: RunFacts) -> float | None:
     times = step_times(facts.log.last.steps) or step_times(facts.log.steps)
     if times and facts.tokens_per_step:
         return facts.tokens_per_step / statistics.median(ms for _step, ms in times) * 1000
-    speeds = [speed for _step, speed in facts.log.steps.pairs("tokens_per_s") if 0 < speed < math.inf]
+    speeds = [speed for _step, speed in thinned(facts.log.steps, "tokens_per_s") if speed > 0]
     return statistics.median(speeds[FIRST:] or speeds) if speeds else None
 
 
@@ -89,7 +91,7 @@ def nanogpts_mfu(facts: RunFacts) -> float | None:
     theirs = facts.log.format.startswith("nanogpt") or {"n_embd", "lr_decay_iters"} & set(facts.log.settings)
     if not theirs:
         return None
-    shown = [mfu for _step, mfu in facts.log.steps.pairs("mfu") if 0 < mfu < math.inf]
+    shown = [mfu for _step, mfu in thinned(facts.log.steps, "mfu") if mfu > 0]
     if shown:
         return statistics.median(shown)
     said = facts.log.facts.get("mfu")

@@ -13,12 +13,13 @@ import math
 import statistics
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 BLOCK = 20  # points whose median is one level, where every step is logged
 FEWEST_POINTS = 3  # and where few are
+MOST_LEVELS = 20_000  # of one log: those of a million steps would take as long as to read it
 SIGMA_PER_MAD = 1.4826
 
 # Diverging: so far above the best level, in nats, as a share of it, and in standard deviations of a level.
@@ -82,13 +83,25 @@ class Levels:
             return False
         level = statistics.median(self._waiting)
         self._waiting.clear()
+        self._append(step, level)
+        return True
+
+    def add_block(self, steps: Sequence[float], losses: Sequence[float]) -> bool:
+        """The same of `size` finite losses at once, which is faster."""
+        if self._waiting or len(losses) != self.size:
+            return sum(self.add(int(step), loss) for step, loss in zip(steps, losses, strict=True)) > 0
+        if self.first[0] < 0:
+            self.first = (int(steps[0]), losses[0])
+        self._append(int(steps[-1]), statistics.median(losses))
+        return True
+
+    def _append(self, step: int, level: float) -> None:
         if len(self.values) >= 2:
             # Second differences: a steep or rising curve is no noise.
             self._bends.append(abs(level - 2 * self.values[-1] + self.values[-2]))
         self.steps.append(step)
         self.values.append(level)
         self._sums.append(self._sums[-1] + level)
-        return True
 
     @property
     def sigma(self) -> float:
@@ -251,35 +264,58 @@ def noise_of(values: Sequence[float]) -> float:
 
 
 def block_size(steps: Sequence[float]) -> int:
-    """How many logged points make a level: fewer where not every step is logged."""
+    """How many logged points make a level: fewer where not every step is logged, more of a very long log."""
     if len(steps) < 3:
         return FEWEST_POINTS
     spacing = statistics.median(b - a for a, b in pairwise(steps[:400]))
-    return min(BLOCK, max(FEWEST_POINTS, round(BLOCK / spacing))) if spacing > 0 else BLOCK
+    size = min(BLOCK, max(FEWEST_POINTS, round(BLOCK / spacing))) if spacing > 0 else BLOCK
+    return size * -(-len(steps) // (size * MOST_LEVELS))
+
+
+class Watch:
+    """All detectors of a loss by step; `found` has the first alarm of each kind."""
+
+    def __init__(self, vocabulary: int | None = None, size: int = BLOCK) -> None:
+        self.levels = Levels(size)
+        self.found: dict[str, Alarm] = {}
+        self._diverging, self._stuck = Diverging(), Stuck(vocabulary)
+
+    def add(self, step: int, loss: float) -> None:
+        if math.isfinite(loss):
+            if self.levels.add(step, loss):
+                self._ask()
+            return
+        before = self.levels.values[-1] if self.levels.values else 0.0
+        self.found.setdefault(NOT_A_NUMBER, Alarm(NOT_A_NUMBER, step, step, before, loss))
+
+    def add_all(self, steps: Sequence[float], losses: Sequence[float]) -> None:
+        """A whole log, a level at a time."""
+        size = self.levels.size
+        for at in range(0, len(losses), size):
+            block_steps, block = steps[at : at + size], losses[at : at + size]
+            if math.isfinite(sum(block)):
+                if self.levels.add_block(block_steps, block):
+                    self._ask()
+                continue
+            for step, loss in zip(block_steps, block, strict=True):
+                self.add(int(step), loss)
+
+    def _ask(self) -> None:
+        alarm = self._diverging.add(self.levels)
+        # A run that rises or has diverged does not fall either, which is no news.
+        if alarm is None and not self._diverging.rising and DIVERGING not in self.found:
+            alarm = self._stuck.add(self.levels)
+        if alarm is not None:
+            self.found.setdefault(alarm.kind, alarm)
 
 
 def watch_losses(
-    points: Iterable[tuple[int, float]], vocabulary: int | None = None, size: int = BLOCK
+    steps: Sequence[float], losses: Sequence[float], vocabulary: int | None = None, size: int = BLOCK
 ) -> tuple[list[Alarm], Levels]:
-    """The first alarm of each kind that a loss by step raises, and its levels."""
-    levels, found = Levels(size), dict[str, Alarm]()
-    diverging, stuck = Diverging(), Stuck(vocabulary)
-    for step, loss in points:
-        if not math.isfinite(loss):
-            found.setdefault(
-                NOT_A_NUMBER,
-                Alarm(NOT_A_NUMBER, step, step, levels.values[-1] if levels.values else 0.0, loss),
-            )
-            continue
-        if not levels.add(step, loss):
-            continue
-        alarm = diverging.add(levels)
-        # A run that rises or has diverged does not fall either, which is no news.
-        if alarm is None and not diverging.rising and DIVERGING not in found:
-            alarm = stuck.add(levels)
-        if alarm is not None:
-            found.setdefault(alarm.kind, alarm)
-    return list(found.values()), levels
+    """The first alarm of each kind that a whole log raises, and its levels."""
+    watch = Watch(vocabulary, size)
+    watch.add_all(steps, losses)
+    return list(watch.found.values()), watch.levels
 
 
 def _initial(loss: float) -> float | None:

@@ -25,6 +25,7 @@ from onecard.report.offers import (
 from onecard.report.run_facts import RunFacts
 
 NANOGPT, NANOCHAT, ONECARD = "nanogpt", "nanochat", "onecard"
+_ANYBODYS = ("table", "csv", "jsonl", "key-value")  # formats of no trainer in particular
 LONGER = 3  # times the steps
 _LEAST_PACE, _MOST_PACE = 0.5, 3.0  # beyond these something else is wrong
 UNSURE = 0.02  # nats, to both sides of a difference of the law
@@ -75,8 +76,10 @@ def trainer_of(facts: RunFacts) -> str:
     for trainer in (NANOGPT, NANOCHAT, ONECARD):
         if name.startswith(trainer):
             return trainer
-    # A table or prose: its settings say whose they are.
-    by_settings = {"n_embd", "n_layer", "gradient_accumulation_steps"} & set(facts.log.settings)
+    if name not in _ANYBODYS:
+        return ""
+    # A table, prose or lines by key and value: the names of its settings say whose they are.
+    by_settings = {"n_embd", "n_layer", "gradient_accumulation_steps", "out_dir"} & set(facts.log.settings)
     if by_settings or "nanogpt" in " ".join(facts.log.evidence.values()).lower():
         return NANOGPT
     return ""

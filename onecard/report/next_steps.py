@@ -183,7 +183,7 @@ def _better_data(run: Run, place: Place) -> NextStep:
     )
     text = text.format(fineweb=number(0.2241, ".3f"), climbmix=number(0.2602, ".3f"))
     if "climbmix" in known:
-        text = _("the text is the best there is for its size: ClimbMix")
+        text = _("ClimbMix is the best text of nanochat's leaderboard: nothing to change there")
         return NextStep(text, "", "onecard", source=_("nanochat's leaderboard"))
     tokens = count(run.tokens) if run.tokens >= 1e8 else "1B"
     command = (

@@ -26,7 +26,8 @@ from onecard.report.findings import ForecastPoint
 from onecard.report.run_facts import RunFacts
 
 _WARM_UP = 5  # steps of a process that compile and tune
-_SHORTEST = 0.2  # hours that another model is looked for
+_SHORTEST, _LONGEST = 0.2, 1e5  # hours that another model is looked for
+_SLOWEST = 1e6  # seconds a step: more is no time
 _BATCH_SIZES = (4, 8, 16, 32)
 _FASTER = 1.03  # times: less is no reason to change a batch size
 _NAMES = {"FineWeb": "fineweb", "FineWeb-Edu": "fineweb-edu", "OpenWebText": "openwebtext",
@@ -109,10 +110,14 @@ def measured_step_seconds(facts: RunFacts) -> float | None:
     """By the log's own times, else its speeds."""
     steps = facts.log.last.steps
     times = [ms for _step, ms in steps.pairs("ms")[_WARM_UP:]]
-    if times:
-        return statistics.median(times) / 1000
     speeds = [speed for _step, speed in steps.pairs("tokens_per_s")[_WARM_UP:] if speed > 0]
-    return facts.tokens_per_step / statistics.median(speeds) if speeds and facts.tokens_per_step else None
+    if times:
+        seconds = statistics.median(times) / 1000
+    elif speeds and facts.tokens_per_step:
+        seconds = facts.tokens_per_step / statistics.median(speeds)
+    else:
+        return None
+    return seconds if 0 < seconds < _SLOWEST else None
 
 
 def by_nanogpt(config: RunConfig, card: Card, options: Options) -> tuple[RunConfig, Price] | None:
@@ -179,7 +184,7 @@ def same_hours_here(facts: RunFacts, options: Options | None = None) -> SameHour
     fewest tokens. None where the card or the hours are not known, or nothing compares."""
     options = options or Options()
     hours = hours_of(facts, options)
-    if facts.card is None or facts.cards > 1 or hours is None or hours < _SHORTEST:
+    if facts.card is None or facts.cards > 1 or hours is None or not _SHORTEST < hours < _LONGEST:
         return None
     if facts.tokenizer not in (None, "gpt2"):
         return None

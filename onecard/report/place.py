@@ -13,12 +13,13 @@ import math
 import re
 from dataclasses import dataclass
 
-from onecard.arch.shapes import Nanochat2026Shape
+from onecard.arch.shapes import GPT2_PADDED_VOCABULARY, GPT2_VOCABULARY, Nanochat2026Shape
 from onecard.language import _, joined
 from onecard.plan.amounts import count
 from onecard.plan.references import Reference, all_references
 from onecard.plan.scaling import (
     BYTES_PER_TOKEN,
+    NOTHING_LEARNED,
     STILL_HIGH,
     counted_parameters,
     effective_tokens,
@@ -121,7 +122,7 @@ def _tokenizer(facts: RunFacts) -> tuple[str | None, list[str]]:
     if facts.tokenizer is not None:
         return facts.tokenizer, []
     if facts.vocab_size is not None:
-        if 50257 <= facts.vocab_size <= 50304:
+        if GPT2_VOCABULARY <= facts.vocab_size <= GPT2_PADDED_VOCABULARY:
             text = _("the tokens are taken for GPT-2's, by the vocabulary of {n:,}")
             return "gpt2", [text.format(n=facts.vocab_size)]
         return ("char", []) if facts.vocab_size <= 512 else (None, [])
@@ -129,8 +130,9 @@ def _tokenizer(facts: RunFacts) -> tuple[str | None, list[str]]:
         loss for name in ("val", "train") for step, loss in facts.log.evaluations.pairs(name)[:1] if step == 0
     ] + [loss for step, loss in facts.log.steps.pairs("loss")[:1] if step <= 1]
     if first and 10.6 <= first[0] <= 11.2:
-        text = _("the tokens are taken for GPT-2's: the first loss is {loss:.2f}, and ln 50,257 is 10.82")
-        return "gpt2", [text.format(loss=first[0])]
+        text = _("the tokens are taken for GPT-2's: the first loss is {loss:.2f}, and ln {n:,} is {ln:.2f}")
+        values = {"loss": first[0], "n": GPT2_VOCABULARY, "ln": NOTHING_LEARNED}
+        return "gpt2", [text.format(**values)]
     return None, []
 
 
@@ -297,9 +299,10 @@ def _of_characters(facts: RunFacts, measured: _Measured, data: str | None) -> Pl
         return _by_size_alone(facts, measured, data, "char")
     cannot = _(
         "the losses are per character or byte, published ones per token: they cannot be compared. nanoGPT's "
-        "Shakespeare ends at 1.47 per character, on that text alone"
+        "Shakespeare ends at {loss:.2f} per character, on that text alone"
     )
-    return Place("", cannot=cannot)
+    (row,) = ended_runs("tinyshakespeare", "char")
+    return Place("", cannot=cannot.format(loss=row.loss))
 
 
 # --- bits per byte -----------------------------------------------------------------------------------------

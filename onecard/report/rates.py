@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
+from onecard.report.columns import thinned
 from onecard.report.run_facts import RunFacts, Schedule
 
 WARM_UP, HIGH, DECAYING, FLOOR, CONSTANT = "warm-up", "high", "decaying", "floor", "constant"
@@ -56,8 +57,8 @@ _SHAPES: dict[str, Callable[[float], float]] = {
 
 def logged_rates(facts: RunFacts) -> list[tuple[int, float]]:
     """(step, rate) as the log shows them, of steps or else of evaluations."""
-    pairs = facts.log.steps.pairs("lr") or facts.log.evaluations.pairs("lr")
-    return [(step, rate) for step, rate in pairs if math.isfinite(rate) and rate >= 0]
+    rows = thinned(facts.log.steps, "lr") or thinned(facts.log.evaluations, "lr")
+    return [(step, rate) for step, rate in rows if rate >= 0]
 
 
 def rates_of(facts: RunFacts) -> Callable[[float], float | None]:

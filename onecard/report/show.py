@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onecard.language import _
-from onecard.report.answer import Report
+from onecard.report.answer import Report, heaviest
 from onecard.report.drawing import Segments, Signs, drawn
 from onecard.report.findings import Finding
 from onecard.report.plotting import curves_of
@@ -16,6 +16,7 @@ from onecard.report.rows import Row, rows_of, run_line, run_parts, step_lines
 from onecard.report.tables import sections
 from onecard.report.verdict import verdict_of
 
+NOTABLE = 30.0  # of a mistake's weight: it is worth a line of the first screen
 LINES = 20  # of the first screen: 24 have room for the command and the next prompt
 WIDEST = 110  # a line longer than that is hard to read
 _CURVE, _TALLEST, _FULL_CURVE = 7, 10, 18  # lines of the curve with its axis
@@ -61,11 +62,11 @@ def _pieces(report: Report, width: int, signs: Signs) -> list[Piece]:
     """In the order in which they are shown."""
     said = " ".join(verdict_of(report))
     found = [Piece(0, "verdict", [*_verdict(report, width), *_run(report, width)])]
-    every = [
-        *report.findings,
-        *(Finding(each.key, each.text, False, None, each.weight) for each in report.mistakes),
-    ]
-    every = [*report.alarms, *sorted(every, key=lambda each: -each.weight)]
+    wrong = [Finding(each.key, each.text, False, None, each.weight) for each in heaviest(report.mistakes)]
+    # What can be mended comes before what is well; what is only to be known waits its turn.
+    first = [each for each in wrong[:1] if each.weight >= NOTABLE]
+    rest = sorted((*report.findings, *wrong[len(first) :]), key=lambda each: -each.weight)
+    every = [*report.alarms, *first, *rest]
     for rank, each in enumerate(each for each in every if each.text.rstrip(".") not in said):
         lines = _bullet(each.text, each.good, width, signs)
         found.append(Piece(2 if rank < 2 else 4 if rank < 4 else 7, "reasons", lines))

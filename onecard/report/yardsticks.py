@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onecard.language import _
+from onecard.language import _, number
 from onecard.plan.amounts import count
 from onecard.plan.references import Reference, all_references
 from onecard.plan.scaling import HALF_WIDTH, HIGHER, LAW, NEXT_SIZE, STILL_HIGH, half_width
@@ -238,5 +238,5 @@ def _named(text: tuple[str, str], tokenizer: str) -> str:
 
 def _sizes(rows: Sequence[Reference]) -> str:
     """The models, each with its loss as it was read."""
-    parts = [f"{row.model} ({row.loss:.2f}, {count(row.tokens or 0.0)})" for row in rows]
+    parts = [f"{row.model} ({number(row.loss, '.2f')}, {count(row.tokens or 0.0)})" for row in rows]
     return ", ".join(parts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ class PauseRequest:
         return self._wanted
 
     def granted(self, left: str = "") -> None:
-        """The card is free, except for what is `left`, in words."""
+        """The card is free, except for what is `left` (left_in_words)."""
         if not self._granted:
             self._granted = True
             self.says("paused")
@@ -107,7 +108,7 @@ def ask_to_pause(
     """Returns when the card is free. `say` is for whoever waits until then."""
     _need_a_job(directory)
     request, done, _answer_file = _files(directory)
-    began = time.monotonic()
+    began, before = time.monotonic(), done.exists() and request.exists()
     if _answer(directory)[0] == "ending":
         raise _has_ended(directory)
     try:
@@ -127,7 +128,9 @@ def ask_to_pause(
         say(_("waiting for the step in progress, half a minute if it is being compiled"))
         _until(answered, patience - _QUIET)
     if done.exists():
-        left, seconds = _text(done) or _("the card is free"), time.monotonic() - began
+        left, seconds = left_in_words(_text(done)), time.monotonic() - began
+        if before:
+            return _("it is paused already: {left}; --resume-now goes on").format(left=left)
         return _("paused after {seconds:.1f} s: {left}; --resume-now goes on").format(
             seconds=seconds, left=left
         )
@@ -157,7 +160,7 @@ def ask_to_go_on(directory: RunDirectory, patience: float = _PATIENCE) -> str:
         raise UserError(
             _("the paused run in {path} has ended").format(path=directory.path),
             _("what it had learned is in its last checkpoint"),
-            _("onecard train --out_dir={path} goes on from there").format(path=directory.path),
+            _("{command} goes on from there").format(command=f"onecard train --out_dir={directory.path}"),
             exit_code=1,
         )
     _need_a_job(directory)
@@ -193,6 +196,21 @@ def ask_to_go_on(directory: RunDirectory, patience: float = _PATIENCE) -> str:
         text or _("the request is still active"),
         exit_code=1,
     )
+
+
+def left_in_words(held: str) -> str:
+    """What a paused run still has of its card. The job writes it without words, for readers of any language:
+    GiB as a number, "cuda" where nobody knows how many, "cpu" where there is no card."""
+    if held == "cpu":
+        return _("nothing is computed")
+    if held == "cuda":
+        text = _("the card is free, apart from {low:g} to {high:g} GiB that CUDA itself keeps")
+        return text.format(low=0.5, high=1)
+    try:
+        gib = float(held)
+    except ValueError:
+        return held or _("the card is free")
+    return _("the card is free, apart from {n:.2f} GiB that CUDA itself keeps").format(n=gib)
 
 
 def is_paused(directory: RunDirectory) -> bool:
@@ -256,7 +274,24 @@ def _need_a_job(directory: RunDirectory) -> None:
             _("there is no run in {path} yet").format(path=directory.path), hint=soon, exit_code=1
         )
     if not _somebody_trains(directory):
-        raise UserError(_("nobody is training in {path}").format(path=directory.path), hint=soon, exit_code=1)
+        why, next_command = _of_a_run_that_ended(directory)
+        hint = "\n".join(filter(None, (next_command, soon)))
+        raise UserError(_("nobody is training in {path}").format(path=directory.path), why, hint, exit_code=1)
+
+
+def _of_a_run_that_ended(directory: RunDirectory) -> tuple[str, str]:
+    """Where it ended, and what comes next; empty where it never got as far as a checkpoint."""
+    step, config = directory.newest_step(), directory.read_config()
+    if not step or config is None:
+        return "", ""
+    command = f"--out_dir={shlex.quote(str(directory.path))}"
+    if step >= config.max_iters:
+        why = _("the run is finished: {done:,} of {steps:,} steps are done")
+        hint = _("what comes next: {command}").format(command=f"onecard plan {command}")
+    else:
+        why = _("the run was stopped: {done:,} of {steps:,} steps are done")
+        hint = _("{command} goes on from there").format(command=f"onecard train {command}")
+    return why.format(done=step, steps=config.max_iters), hint
 
 
 def _until(true: Callable[[], bool], patience: float) -> bool:

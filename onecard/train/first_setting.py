@@ -124,7 +124,7 @@ def _shortage(choice: Choice) -> str:
     lines = sorted(choice.bill.all_lines(), key=lambda line: -line.bytes)[:4]
     parts = joined(_("{what} {n:.2f}").format(what=_(line.name), n=line.gib) for line in lines)
     if choice.short <= 0:
-        return _("{n:.1f} GiB of host memory are missing").format(n=choice.host_short / GIB)
+        return _("{n:.1f} GiB of RAM are missing").format(n=choice.host_short / GIB)
     return _("{need:.2f} GiB are needed ({parts} ...), {there:.2f} are there").format(
         need=choice.bill.process / GIB, parts=parts, there=choice.question.allowed / GIB
     )

@@ -49,7 +49,7 @@ def move_to_host(run: TrainingRun) -> TrainingState:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            _("host memory has no room for the run's state"),
+            _("RAM has no room for the run's state"),
             first_line(error),
             _("close other programs"),
             exit_code=1,
@@ -74,8 +74,8 @@ def _check_host(state: TrainingState) -> None:
     there = available_memory()
     if there is not None and needed + _HOST_MARGIN > there:
         raise UserError(
-            _("host memory has no room for the run's state"),
-            _("it takes {n:.2f} GiB of host memory; {there:.2f} GiB are available").format(
+            _("RAM has no room for the run's state"),
+            _("it takes {n:.2f} GiB of RAM; {there:.2f} GiB are available").format(
                 n=needed / GIB, there=there / GIB
             ),
             _("close other programs"),
@@ -125,7 +125,7 @@ def put_in_place(run: TrainingRun, step: int, storage: Storage | None = None) ->
 
 
 def next_setting(run: TrainingRun, step: int, *, by_host: bool) -> Setting | None:
-    """After the fit's setting could not be put in place, for want of host memory or of the card's."""
+    """After the fit's setting could not be put in place, for want of RAM or of the card's."""
     there = free_for_tensors(run)
     if not by_host:
         return run.fit.down(step, there)
@@ -145,7 +145,7 @@ def try_to_free_card(run: TrainingRun) -> str | None:
     except Exception as error:
         if not ran_out(error) or run.stepper is None:
             raise
-        why = _("host memory has no room for the run's state")
+        why = _("RAM has no room for the run's state")
         if isinstance(error, UserError):
             why = _("{what} ({why})").format(what=error.what, why=error.why) if error.why else error.what
         forget(error)

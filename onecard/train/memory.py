@@ -299,12 +299,10 @@ def _for_training(config: RunConfig, on_card: bool) -> list[str]:
         pass  # host memory is what ran out
     elif config.offload in (None, "none"):
         hints.append(
-            _("--offload=optimizer keeps masters and moments, {n} bytes a parameter, in host memory").format(
-                n=12
-            )
+            _("--offload=optimizer keeps masters and moments, {n} bytes a parameter, in RAM").format(n=12)
         )
     elif config.offload == "optimizer":
-        hints.append(_("--offload=gradients keeps gradient accumulators in host memory too"))
+        hints.append(_("--offload=gradients keeps gradient accumulators in RAM too"))
     return [*hints, _(_LOW_BIT)] if _could_be_lower(config) else hints
 
 

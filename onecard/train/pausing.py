@@ -25,15 +25,11 @@ _REPORT_EVERY = 600.0
 
 
 def left_on_card(device: str) -> str:
-    """What a paused run still holds, for whoever wants the card: measured, where the driver reports it."""
+    """What a paused run still holds (run/pause.py's left_in_words); measured, where the driver reports it."""
     if not device.startswith("cuda"):
-        return _("nothing is computed")
+        return "cpu"
     held = process_bytes_on(device)
-    if held is None:
-        return _("the card is free, apart from {low:g} to {high:g} GiB that CUDA itself keeps").format(
-            low=0.5, high=1
-        )
-    return _("the card is free, apart from {n:.2f} GiB that CUDA itself keeps").format(n=held / GIB)
+    return "cuda" if held is None else f"{held / GIB:.2f}"
 
 
 def needed_by(run: TrainingRun, *, measured: bool) -> float:
@@ -54,12 +50,12 @@ def rest_until_taken_back(
     """True: the pause request was taken back, and the card is ours again. False: the run is to end, its state
     still in host memory.
 
-    `left`: on the card, in words; `needs`: bytes of the setting of before the pause.
+    `left`: on the card (left_on_card); `needs`: bytes of the setting of before the pause.
     """
     tries, reported = 0, float("-inf")
     while not stop():
         if wanted.requested():
-            wanted.granted(str(english_of(left)))  # again, if it came back while the run waited for memory
+            wanted.granted(left)  # again, if it came back while the run waited for memory
             tries = 0
             time.sleep(_LOOK_EVERY)
             continue

@@ -20,7 +20,7 @@ from onecard.language import _, english_of
 from onecard.plan.lines import GIB
 from onecard.plan.search import Choice
 from onecard.plan.update import UPDATE
-from onecard.run.pause import PauseRequest
+from onecard.run.pause import PauseRequest, left_in_words
 from onecard.train.evaluate import at_a_time
 from onecard.train.failures import DivergedError
 from onecard.train.fit import Fit, in_words
@@ -201,8 +201,8 @@ class Refit:
             self.journal.note([_("asked to pause, but training goes on: {why}").format(why=refused)])
             return
         left = left_on_card(run.device)
-        wanted.granted(str(english_of(left)))
-        self.journal.paused(left)
+        wanted.granted(left)
+        self.journal.paused(left_in_words(left))
         # A kill while paused then loses nothing, and the card is free already.
         wanted.says("paused", "it is writing a checkpoint")
         self._rest(wanted, stop, save, needs)

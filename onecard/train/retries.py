@@ -27,7 +27,7 @@ def as_user_error(error: Exception, step: int) -> UserError:
     hint = ""
     if is_out_of_memory(error):
         what = _("the checkpoint of step {step:,} could not be written: out of memory").format(step=step)
-        hint = _("close other programs: a checkpoint needs host memory (RAM)")
+        hint = _("close other programs: a checkpoint needs RAM")
     return UserError(what, first_line(error), hint, exit_code=1)
 
 

@@ -14,7 +14,7 @@ from onecard.config.dataset import data_dir, data_facts
 from onecard.config.files import CHECKPOINT
 from onecard.config.resolve import vocabulary_of, with_vocabulary
 from onecard.config.run import RunConfig
-from onecard.config.vocabulary import Wanted, other_vocabulary, wanted_data
+from onecard.config.vocabulary import DataRecipe, data_recipe, other_vocabulary
 from onecard.data.batches import FixedBlocks, Sequences, fixed_blocks
 from onecard.data.bins import TokenFile, open_split
 from onecard.data.identity import Identity
@@ -50,10 +50,10 @@ class _Data:
     sequences: Sequences
 
     @classmethod
-    def open(cls, config: RunConfig, shape: Shape, wanted: Wanted) -> _Data:
+    def open(cls, config: RunConfig, shape: Shape, recipe: DataRecipe) -> _Data:
         folder = data_dir(config.dataset)
-        train = open_split(folder, "train", shape.block_size, shape.vocab_size, wanted)
-        val = open_split(folder, "val", shape.block_size, shape.vocab_size, wanted)
+        train = open_split(folder, "train", shape.block_size, shape.vocab_size, recipe)
+        val = open_split(folder, "val", shape.block_size, shape.vocab_size, recipe)
         return cls(folder, train, val, Sequences(train, shape.block_size, config.seed))
 
 
@@ -74,7 +74,7 @@ def open_run(config: RunConfig) -> TrainingRun:
     if source is not None and source.checkpoint is not None:
         fit.first_step = source.checkpoint.step
 
-    data = _Data.open(config, shape, wanted_data(asked))
+    data = _Data.open(config, shape, data_recipe(asked))
     model, stepper = _built(source, shape, _Machine(config, fit, kernel, device, dtype), notes)
     position = first_position(data.sequences)
     if source is not None and source.continues:

@@ -18,7 +18,8 @@ from onecard.model.precision import torch_dtype
 from onecard.model.rounding import noise_key
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import Rates, Rules, adamw_for_all
+from onecard.optim.rules import Rules, adamw_for_all
+from onecard.optim.schedule import StepRates
 from onecard.plan.bill import captured_bytes, micro_batch_bytes
 from onecard.run.checkpoint import TrainingState
 from onecard.train.memory import is_capped, is_out_of_memory, measure_afresh, peak_memory_gib
@@ -187,7 +188,7 @@ class Stepper:
     def run(
         self,
         micros: StepMicros,
-        rates: Rates,
+        rates: StepRates,
         *,
         stop: Callable[[], bool] = lambda: False,
         on_micro: Callable[[int, int], None] = lambda done, total: None,
@@ -254,7 +255,7 @@ class Stepper:
         if self.replay is not None:
             self.replay.release()
 
-    def update(self, rates: Rates) -> Tensor:
+    def update(self, rates: StepRates) -> Tensor:
         """Clip, step, clear. Returns the gradient norm before clipping."""
         grad_norm = self.optimizer.norm() / self.loss_scale.value
         grad_scale = torch.full_like(grad_norm, self.loss_scale.value)

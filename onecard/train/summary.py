@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from onecard.language import _, ngettext, number
 from onecard.model.compiling import graphs_compiled
 from onecard.train.evaluate import Evaluation
 from onecard.train.extension import further_flags
+from onecard.train.finished import next_commands
 from onecard.train.fit import in_words
 from onecard.train.pace import duration
 from onecard.train.target_text import count_targets
@@ -141,14 +141,7 @@ class Summary:
             return [_("continue with {command}").format(command=again)]
         if values["saved_step"] is None or self.risen:
             return []
-        out = shlex.quote(config.out_dir)
-        lines = []
-        if self._run.tokenizer is not None:  # without one there is no text
-            lines.append(_("to generate text: {command}").format(command=f"onecard sample {out}"))
-        if self._run.model.shape.arch != "nanochat-2026":  # which Hugging Face does not have
-            command = f"onecard export {out} {shlex.quote(config.out_dir.rstrip('/') + '-hf')}"
-            lines.append(_("to use it with Hugging Face: {command}").format(command=command))
-        return [*lines, _("to train further: {command}").format(command=self._further())]
+        return next_commands(config, self._further(), has_tokenizer=self._run.tokenizer is not None)
 
     def _risen(self) -> list[str]:
         """Of a loss that ended above where it was, which of the two kinds that is."""
@@ -176,7 +169,7 @@ class Summary:
         config, step = self._run.config, self.values["step"]
         trained = (self._run.trained if self.was_finished else None) or config
         steps = 2 * max(config.max_iters, trained.max_iters, step, 1)
-        return f"onecard train --out_dir={shlex.quote(config.out_dir)} {further_flags(trained, step, steps)}"
+        return further_flags(trained, step, steps)
 
     def _memory(self) -> list[str]:
         """Prediction and measurement, and what fitting has done."""

@@ -37,11 +37,20 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, 
 
 def test_it_shows_sets_and_forgets(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     assert "nothing is remembered" in config(capsys)[1] and not file.exists()
-    said = "gpu=RTX 4070 Laptop\nhost_ram=32.0\nprice=3-4\ncurrency=NT$\n"
+    said = "gpu=RTX 4070 Laptop\nhost_ram=32\nprice=3-4\ncurrency=NT$\n"
     assert config(capsys, "gpu=4070 portátil", "price=3-4", "host-ram=32", "currency=NT$") == (0, said, "")
     assert config(capsys) == (0, said, "")
-    assert config(capsys, "price=", "gpu=")[1] == "host_ram=32.0\ncurrency=NT$\n"
+    assert config(capsys, "price=", "gpu=")[1] == "host_ram=32\ncurrency=NT$\n"
     assert stat.S_ISREG(file.stat().st_mode) and [*file.parent.iterdir()] == [file]
+
+
+def test_a_name_alone_shows_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    config(capsys, "gpu=4070", "host_ram=32")
+    assert config(capsys, "gpu") == (0, "gpu=RTX 4070\n", "")
+    assert config(capsys, "host-ram", "gpu")[1] == "gpu=RTX 4070\nhost_ram=32\n"
+    assert config(capsys, "price") == (0, "price is not remembered\n", "")
+    assert config(capsys, "gpu", "price=3", "gpu=")[1] == "gpu is not remembered\n"
+    assert config(capsys)[1] == "host_ram=32\nprice=3\n", "and what was set beside it is kept"
 
 
 def test_plan_counts_on_it_and_flags_win(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +58,7 @@ def test_plan_counts_on_it_and_flags_win(capsys: pytest.CaptureFixture[str]) -> 
     found, notes = planned(capsys)
     assert found["gpu"]["name"] == "RTX 4070" and found["host"]["allowed_gib"] == 14
     assert found["cost"]["currency"] == "NT$" and found["cost"]["amount_high"] > found["cost"]["amount"]
-    assert "remembered by onecard config: gpu=RTX 4070, host_ram=16.0, price=3-4, currency=NT$" in notes
+    assert "remembered by onecard config: gpu=RTX 4070, host_ram=16, price=3-4, currency=NT$" in notes
     found, notes = planned(capsys, "--gpu=RTX 3090", "--price=0.5", "--currency=CHF", "--host-ram=64")
     assert (found["gpu"]["name"], found["host"]["allowed_gib"]) == ("RTX 3090", 62)
     assert found["cost"]["currency"] == "CHF" and "amount_high" not in found["cost"]
@@ -68,7 +77,8 @@ def test_eta_counts_on_the_card(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("prize=3", "did you mean price?"), ("price", "'price' is not NAME=VALUE"),
+        ("prize=3", "did you mean price?"), ("a=b", "does not remember 'a'"),
+        ("card", "does not remember 'card'"),
         ("price=3,50", "--price=3.50"), ("price=lots", "takes a number"),
         ("host_ram=-1", "--host-ram cannot be"), ("gpu=RTX 9999", "no known card"),
         ("currency=a\x1b[31m", "cannot be printed"), ("gpu=A100", "more than one card"),

@@ -156,7 +156,7 @@ def test_one_card_in_full(machine_with: Machine, capsys: pytest.CaptureFixture[s
     assert "in this machine as GPU 0, 3.00 GiB of 12.00 GiB free" in out
     show.gpus_command("4070 laptop", everything=False, as_json=False)
     out = capsys.readouterr().out
-    assert "boost 1695-2175 and 35-115 W by design" in out
+    assert "boost clock 1695-2175 MHz and 35-115 W by design" in out
     assert "real clocks often run 5-10% higher" in out
     assert "in this machine" not in out
 

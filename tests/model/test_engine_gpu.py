@@ -29,7 +29,7 @@ from onecard.model.precision import torch_dtype
 from onecard.optim import regions
 from onecard.optim.offload import host_empty
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import Rates
+from onecard.optim.schedule import StepRates
 from onecard.train.memory import cap_memory
 from onecard.train.step import StepOptions, Stepper
 
@@ -187,7 +187,7 @@ def losses_of(stepper: Stepper, steps: int) -> list[float]:
         for half in (slice(0, 4), slice(4, 8)):
             ids = torch.zeros(4, dtype=torch.int64, device="cuda")
             loss += stepper.backward(Micro(x_BT[half], y_BT[half], ids), 1024).item()
-        stepper.update(Rates(1e-3 * min(step + 1, 5) / 5))
+        stepper.update(StepRates(1e-3 * min(step + 1, 5) / 5))
         losses.append(loss)
     return losses
 
@@ -229,7 +229,7 @@ def test_the_update_waits_for_accumulators_being_copied_back() -> None:
         stepper = Stepper(model, device="cuda", dtype="bfloat16", storage=storage)
         for _ in range(6):
             stepper.backward(micro, 512)
-            stepper.update(Rates(1e-3))
+            stepper.update(StepRates(1e-3))
         weights.append({n: t.cpu().clone() for n, t in stepper.optimizer.export_weights().items()})
         del model, stepper
     for name, expected in weights[0].items():
@@ -250,7 +250,7 @@ def test_the_update_allocates_nothing(storage: Storage) -> None:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    optimizer.update(Rates(1e-3), scale)
+    optimizer.update(StepRates(1e-3), scale)
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before < 64 * 1024
     assert torch.cuda.max_memory_reserved() == reserved
@@ -428,7 +428,7 @@ def test_2026_trains_compiled_with_offloaded_accumulators_as_without() -> None:
         taken = []
         for _ in range(15):
             taken.append(stepper.backward(micro, 1244).item())
-            stepper.update(Rates(2e-3))
+            stepper.update(StepRates(2e-3))
         losses[str(storage)] = taken
     resident, offloaded, low_bit = losses.values()
     assert offloaded == pytest.approx(resident, abs=2e-2)

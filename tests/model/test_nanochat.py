@@ -17,7 +17,7 @@ from onecard.data.prefetch import Micro
 from onecard.model.layers import RMS_EPSILON, rms_norm, rms_norm_backward, rotate
 from onecard.model.nanochat import Nanochat
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import Rates
+from onecard.optim.schedule import StepRates
 from onecard.train.step import Stepper
 
 SHAPE = NanochatShape(n_layer=3, n_head=2, n_embd=32, vocab_size=61, block_size=16)
@@ -204,7 +204,7 @@ def test_the_engine_trains_it(storage: Storage) -> None:
     for _ in range(25):
         loss = stepper.backward(Micro(x_BT, y_BT, torch.zeros(8, dtype=torch.int64)), y_BT.numel())
         losses.append(loss.item())
-        stepper.update(Rates(1e-2))
+        stepper.update(StepRates(1e-2))
     assert losses[-1] < losses[0] - 0.5
 
 

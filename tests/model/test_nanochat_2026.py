@@ -22,7 +22,7 @@ from onecard.model.compiling import graphs_compiled
 from onecard.model.layers import RMS_EPSILON
 from onecard.model.nanochat_2026 import Nanochat2026
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import Rates
+from onecard.optim.schedule import StepRates
 from onecard.train.step import StepOptions, Stepper
 
 # All four kinds of layers: short and long windows, with and without value embeddings.
@@ -303,7 +303,7 @@ def test_the_engine_trains_it(storage: Storage, dtype: str) -> None:
     for _ in range(25):
         loss = stepper.backward(Micro(x_BT, y_BT, torch.zeros(4, dtype=torch.int64)), y_BT.numel())
         losses.append(loss.item())
-        stepper.update(Rates(1e-2))
+        stepper.update(StepRates(1e-2))
     assert losses[-1] < losses[0] - 0.5
     assert all(bool(t.isfinite().all()) for t in stepper.optimizer.export_weights().values())
 

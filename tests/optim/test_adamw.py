@@ -10,7 +10,8 @@ from onecard.optim.moments import read_moment
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.region_buffers import Storage
 from onecard.optim.regions import ALIGN, split_regions
-from onecard.optim.rules import Rates, adamw_for_all
+from onecard.optim.rules import adamw_for_all
+from onecard.optim.schedule import StepRates
 
 SHAPES = {
     "wte.weight": (31, 16),
@@ -67,7 +68,7 @@ def take_steps(optimizer: Optimizer, first: int, last: int) -> None:
     for step in range(first, last):
         for micro in range(2):
             add_gradients(optimizer, step, micro)
-        optimizer.update(Rates(1e-2), torch.tensor(2.0))
+        optimizer.update(StepRates(1e-2), torch.tensor(2.0))
         optimizer.clear()
 
 

@@ -13,7 +13,8 @@ from onecard.optim.lowbit import BLOCK, Int8State
 from onecard.optim.muon import Matrix, Momentum, Muon, MuonHyper, Piece
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule, adamw_for_all
+from onecard.optim.rules import AdamWRule, MuonRule, Rule, adamw_for_all
+from onecard.optim.schedule import StepRates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -103,7 +104,7 @@ def updated(storage: Storage, device: str, compiled: bool) -> tuple[dict[str, Te
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        optimizer.update(Rates(1.0, momentum=0.9), torch.tensor(2.0, device=device))
+        optimizer.update(StepRates(1.0, momentum=0.9), torch.tensor(2.0, device=device))
         if device == "cuda" and step == 3:
             torch.cuda.synchronize()
             most = torch.cuda.max_memory_allocated() - before
@@ -168,7 +169,7 @@ def test_the_first_update_asks_the_driver_for_nothing(storage: Storage, muon: bo
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()
     graphs = graphs_compiled()
-    optimizer.update(Rates(1.0, momentum=0.9), scale)
+    optimizer.update(StepRates(1.0, momentum=0.9), scale)
     torch.cuda.synchronize()
     after = torch.cuda.memory_stats()
     taken = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]

@@ -13,7 +13,8 @@ from onecard.optim.muon import orthogonalised
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.recipe import rules_of
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
+from onecard.optim.rules import AdamWRule, MuonRule, Rule
+from onecard.optim.schedule import StepRates
 
 SHAPES = {
     "transformer.wte.weight": (31, 16),
@@ -71,7 +72,7 @@ def take_steps(optimizer: Optimizer, first: int, last: int) -> None:
                 hooks.end(layer)
         for name in SHAPES.keys() - LAYERS:
             optimizer.accumulators[name].add_(grads[name])
-        optimizer.update(Rates(0.5, momentum=0.9), torch.tensor(2.0))
+        optimizer.update(StepRates(0.5, momentum=0.9), torch.tensor(2.0))
         optimizer.clear()
 
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from onecard.arch.shapes import Shape
 from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
+from onecard.model.dropout import DropoutKeys
 from onecard.model.registry import model_class
 from onecard.optim.recipe import rules_of
 from onecard.train.step import Stepper
@@ -77,8 +78,9 @@ def _free_loss(logits_CV: Tensor, *_: Any) -> Tensor:
 
 
 def eager_peak(
-    arch: str, words: list[str], *, micro_batch: int, recompute: str, dtype: str, loss_chunk: int
-) -> tuple[int, Shape]:
+    arch: str, words: list[str], *, micro_batch: int, recompute: str, dtype: str, loss_chunk: int,
+    dropout: float = 0.0,
+) -> tuple[int, Shape]:  # fmt: skip
     """Bytes that a micro-batch adds to what stands there at its worst moment, tokens and targets left out."""
     config = config_of(arch, *words)
     shape = config.shape(config.vocab_size or 0)
@@ -88,9 +90,11 @@ def eager_peak(
         model._parts = model._parts._replace(chunk_loss=_free_loss)
         tokens_BT = torch.zeros(micro_batch, shape.block_size, dtype=torch.int64)
         scale = torch.ones(())
-        standing = [*model.parameters(), *model.buffers(), *model._accumulators.values(), tokens_BT, scale]
-        with LiveStorages(standing) as live:
-            model.loss_sum(tokens_BT, tokens_BT, scale=scale)
+        keys_B = torch.zeros(micro_batch, dtype=torch.int32)
+        standing = [*model.parameters(), *model.buffers(), *model._accumulators.values()]
+        with LiveStorages([*standing, tokens_BT, scale, keys_B]) as live:
+            masks = DropoutKeys(keys_B, dropout) if dropout else None
+            model.loss_sum(tokens_BT, tokens_BT, masks, scale=scale)
     return live.peak, shape
 
 

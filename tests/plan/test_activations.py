@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from live_memory import ARCHS, compiled_peak, config_of, eager_peak, model_of
+from peers_measured import name_of, peers, setting_of, shape_of
 from torch import Tensor
 
 from onecard.arch.layout import RECOMPUTE, SIZES, Setting
@@ -21,6 +23,7 @@ from onecard.plan.activations import (
     stream_size,
     training_moments,
 )
+from onecard.plan.bill import Facts, training_bill
 
 DTYPES = ("float32", "bfloat16", "float16")
 SMALL = ["--n_layer=4", "--n_embd=256", "--block_size=256"]
@@ -131,14 +134,32 @@ def test_a_compiled_backward_pass_is_given_its_buffers(arch: str, recompute: str
     assert table == pytest.approx(found, abs=2.2)
 
 
-def test_attention_in_the_open_is_charged_for_dropout() -> None:
-    shape = GPT2Shape(4, 4, 256, 512, 256, False)
-    setting = Setting(8, 128)
-    without, with_dropout = (
-        training_moments(shape, setting, "bfloat16", dropout=p)[1].bytes for p in (0.0, 0.1)
+@pytest.mark.parametrize("recompute", ["none", "block"])
+@pytest.mark.parametrize(("block", "batch"), [(256, 8), (1024, 2)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout_without_the_compiler_peaks_as_counted(
+    dtype: str, block: int, batch: int, recompute: str
+) -> None:
+    """T×T weights, masks and their hash are in the open, beside what the layer keeps."""
+    sizes = ["--n_layer=4", "--n_embd=256", f"--block_size={block}", "--vocab_size=128"]
+    peak, shape = eager_peak(
+        "gpt2", sizes, micro_batch=batch, recompute=recompute, dtype=dtype, loss_chunk=128, dropout=0.1
     )
-    # T×T weights of every head; there are no log-sums to keep.
-    assert with_dropout - without == 14 * 8 * 4 * 256 * 256 - 4 * 8 * 256 * 4 * shape.n_layer
+    setting = Setting(batch, 128, recompute, compile=False)
+    backward = training_moments(shape, setting, dtype, dropout=0.1)[1]
+    assert backward.bytes - inputs(batch, block) == pytest.approx(peak, rel=0.02)
+
+
+@pytest.mark.parametrize("row", peers("onecard"), ids=name_of)
+def test_peaks_with_dropout_and_without_are_those_of_an_h200(row: dict[str, Any]) -> None:
+    job = row["job"]
+    facts = Facts(dropout=job["dropout"], compute_capability=(9, 0))
+    bill = training_bill(shape_of(job), setting_of(job), "bfloat16", facts)
+    assert bill.allocated == pytest.approx(row["peaks"]["steady"]["allocated"], rel=0.002)
+
+
+def test_no_log_sums_are_kept_with_dropout() -> None:
+    shape = GPT2Shape(4, 4, 256, 512, 256, False)
     assert kept_by_layer(shape, 100, "none", "bfloat16", 0.1) == 100 * 256 * 20
 
 

@@ -378,7 +378,7 @@ def test_what_is_shown_has_the_same_flags(capsys: pytest.CaptureFixture[str]) ->
     assert main(["plan", "--gpu=RTX 4070", "--largest"]) == 0
     out = capsys.readouterr().out
     # Models that fill the card leave nothing to a desktop, which is said as plan says it.
-    spare = "a desktop may take that (--vram_reserve=1)."
+    spare = "a desktop takes about 1 (--vram_reserve=1 keeps it free)"
     assert spare in out
     shown = Counter(re.findall(r"--\w+=\S+", out.replace(spare, "")))
     rows = [*told["largest"], *told["longest"], *told["best"]["models"]]
@@ -401,7 +401,9 @@ def test_the_largest_model_of_an_ordinary_pc(capsys: pytest.CaptureFixture[str])
     for words, said in ((["--largest"], True), (["--by=7d"], True), (["--largest", "--host-ram=32"], False)):
         assert main(["plan", "--gpu=RTX 4070", *words]) == 0
         header = capsys.readouterr().out.splitlines()[0]
-        assert ("with 32 GiB of host memory; --host-ram says otherwise" in header) == said
+        assert (
+            "32 GiB of RAM are assumed, 2 of them for the system; --host-ram N says otherwise" in header
+        ) == said
 
 
 def test_a_model_that_grows_with_its_block_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def test_both_generations_are_on_the_first_screen(capsys: pytest.CaptureFixture[
     )
     first = "\n".join(lines[:24])
     for part in ("Predicted", "1.88B         2.82B", "37.6B", "effective TFLOPS", "kWh", "EUR",
-                 "bits per byte", "GPT-2", "32 GiB of host memory"):  # fmt: skip
+                 "bits per byte", "GPT-2", "32 GiB of RAM are assumed"):  # fmt: skip
         assert part in first
     assert all(len(line) <= 80 for line in lines)
 
@@ -97,3 +97,8 @@ def test_a_card_without_a_laptops_sister_stands_alone(capsys: pytest.CaptureFixt
 
 def test_a_laptop_is_compared_with_the_desktops_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4070" in shown(capsys, "--depth=20", "--gpu=4070 laptop").split("Fewer tokens")[1]
+
+
+def test_hours_of_a_node_are_never_none_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line for line in shown(capsys, "--depth=4", "--gpu=RTX 4070").splitlines() if line[:3] == "d4 "]
+    assert rows and all(row.endswith(" < 0.1") for row in rows)

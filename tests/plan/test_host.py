@@ -21,6 +21,7 @@ from onecard.config.run import RunConfig
 from onecard.data.prefetch import Micro
 from onecard.model.registry import model_class
 from onecard.optim.schedule import rates
+from onecard.plan.dropout import value_bytes, weight_bytes
 from onecard.plan.host import (
     LAUNCH_BOUND,
     is_captured,
@@ -131,6 +132,28 @@ def test_bytes_of_uncompiled_layers_are_those_of_the_model(family: str, recomput
     )
     each = (many.bytes - few.bytes) / 2 / (1024 * config.n_embd)
     assert RECORDS[family].eager_bytes_moved[recompute] == pytest.approx(each, rel=0.04)
+
+
+@pytest.mark.parametrize("recompute", ["none", "mlp", "block"])
+def test_operations_and_bytes_of_dropout_are_those_of_the_model(recompute: str) -> None:
+    """Each operation of the hash reads and writes whole tensors, of T×T weights and of values of width D."""
+    words = ["--dropout=0.1", f"--recompute={recompute}"]
+    for block, batch in ((128, 8), (512, 2)):
+        sizes = {"block": block, "batch": batch}
+        plain, masked = (
+            [counted("gpt2", layers, *some, **sizes)[0] for layers in (2, 4)] for some in ([words[1]], words)
+        )
+        config = counted("gpt2", 4, *words, **sizes)[2]
+        shape, setting = config.shape(512), setting_of(config, config.shape(512))
+        assert micro_batch_operations(shape, setting, dropout=0.1) == pytest.approx(
+            masked[1].operations, rel=0.03
+        )
+        # Of two layers more: the embedding's masks are left out.
+        found = (masked[1].bytes - masked[0].bytes) - (plain[1].bytes - plain[0].bytes)
+        tokens = batch * block
+        said = weight_bytes(shape, setting, tokens) / 2
+        said += value_bytes(setting) * tokens * shape.n_embd * shape.n_layer / 2
+        assert said == pytest.approx(found, rel=0.01)
 
 
 def test_graphs_take_the_host_out_of_it() -> None:

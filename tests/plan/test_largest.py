@@ -122,7 +122,7 @@ def test_little_text_is_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with (folder / "train.bin").open("wb") as file:
             file.truncate(int(megabytes * 1e6))
         answer = asked(["--max_iters=1000", "--warmup_iters=10", "--vocab_size=50304"], gib=11.8)
-        found = find_largest(answer, 7 * DAY, host_is_assumed=False)
+        found = find_largest(answer, 7 * DAY)
         parameters = max(size.choice.question.shape.parameters for size in found.largest)
         assert (found.text_limit is not None) == limited and (parameters < 10e6) == limited
         tokens = answer.data_tokens

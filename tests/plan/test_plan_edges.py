@@ -175,6 +175,35 @@ def test_what_is_left_of_a_run_is_planned(capsys: pytest.CaptureFixture[str]) ->
     assert "that are left" not in out
 
 
+def test_a_finished_run_is_said_to_be_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its loss and what comes next, instead of the cost of no steps; on a machine without a card too."""
+    from onecard.run.directory import RunDirectory
+
+    run = RunDirectory("out-small")
+    (run.checkpoints / "step-00000070").mkdir(parents=True)
+    (run.checkpoints / "step-00000070" / "state.json").write_text("{}")
+    run.write_config(load_config(RunConfig, [*SMALL, "--max_iters=70", "--out_dir=out-small"]))
+    run.metrics_path.write_text(
+        '{"schema": 1}\n{"step": 0, "val_loss": 9.5}\n'
+        '{"step": 70, "train_loss": 3.1, "val_loss": 3.25, "val_bpb": 1.02}\n{"step": 71, "val_loss": null}\n'
+    )
+    assert main(["plan", "out-small"]) == 0
+    first, *then = capsys.readouterr().out.splitlines()
+    assert first == (
+        "the run in out-small is finished: 70 of 70 steps are done, validation loss 3.2500 "
+        "(1.0200 bits per byte)"
+    )
+    assert then[:2] == [
+        "to generate text: onecard sample out-small",
+        "to use it with Hugging Face: onecard export out-small out-small-hf",
+    ]
+    *_, further = then[2].split("onecard train ")
+    _, out, _ = told(capsys, *further.split())
+    assert "for the 70 steps that are left of 140" in out, "the command that it names can be planned"
+    _, out, _ = told(capsys, "out-small", "--memory")
+    assert "none: all 70 steps are done" in out and "Predicted peak memory" in out
+
+
 def test_the_run_in_the_usual_folder_is_the_one_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """As train would, and said, since nobody named it."""
     from onecard.run.directory import RunDirectory

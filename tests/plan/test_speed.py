@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from measured_runs import D32, D32_SETTING, Run, d32_row, rows_of, table_runs
+from peers_measured import name_of, peers, setting_of, shape_of
 
 from onecard.arch.layout import OFFLOAD, RECOMPUTE, Setting, default_chunk
 from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.hardware.cards import Card, all_cards, find_card
 from onecard.hardware.measured import AttentionRate, MatmulRate, Measured
 from onecard.plan.others.nanogpt_speed import nanogpt_step_time
+from onecard.plan.ranges import spread_of
 from onecard.plan.rates import Rates, rates_of
 from onecard.plan.speed import StepTime, step_time
 
@@ -87,7 +90,9 @@ NANOGPT = [
 def test_nanogpts_speed_on_an_h200(width: int, batch: int, compiled: bool, measured: float) -> None:
     shape = GPT2Shape(12, 12, width, 50304, 1024, False)
     step = nanogpt_step_time(shape, batch, 4 * batch, known_rates("H200"), compiled=compiled)
-    assert step.tokens_per_s == pytest.approx(measured, rel=0.15)
+    spread = spread_of(step, shape, batch, calibrated=True, engine="nanogpt")
+    # float16, 12 at a time, is 15% slower than predicted: its launches take two thirds of a step.
+    assert -spread.slower < measured / step.tokens_per_s - 1 < 0.11
 
 
 def test_nanogpts_speed_beside_ours() -> None:
@@ -101,6 +106,43 @@ def test_nanogpts_speed_beside_ours() -> None:
         shape = GPT2Shape(12, width // 64, width, 50304, 1024, False)
         step = nanogpt_step_time(shape, 16, 64, known_rates("H200"), compiled=True)
         assert step.tokens_per_s == pytest.approx(statistics.median(speeds), rel=0.15)
+
+
+DROPPING = [row for row in peers("onecard") + peers("nanogpt") if row["job"]["dropout"]]
+
+
+def predicted(row: dict[str, Any], dropout: float) -> StepTime:
+    job = row["job"]
+    shape, sequences = shape_of(job), job["batch"] * job["accumulation"]
+    if job["contender"] == "nanogpt":
+        return nanogpt_step_time(
+            shape, job["batch"], sequences, H200, compiled=job["compile"], dropout=dropout
+        )
+    return step_time(shape, setting_of(job), "bfloat16", H200, sequences, dropout=dropout)
+
+
+@pytest.mark.parametrize("row", [row for row in DROPPING if row["job"]["n_layer"] >= 12], ids=name_of)
+def test_dropout_is_priced(row: dict[str, Any]) -> None:
+    """Those whose step the card's work decides, not the CPU's."""
+    step, plain = (predicted(row, dropout) for dropout in (row["job"]["dropout"], 0.0))
+    assert step.seconds == pytest.approx(row["seconds"], rel=0.08)
+    assert step.seconds > plain.seconds
+
+
+def test_dropout_costs_our_engine_more_than_nanogpt() -> None:
+    """Measured at 12×1024 tokens of GPT-2 124M: ours 0.65 of the speed without, nanoGPT 0.93."""
+    rows = {row["name"]: row for row in peers("onecard") + peers("nanogpt")}
+    shares = {}
+    for trainer in ("onecard", "nanogpt"):
+        row, plain = (rows[f"{trainer} 12L768 12x1024 compiled{words}"] for words in (" dropout=0.1", ""))
+        shares[trainer] = predicted(row, 0.0).seconds / predicted(row, 0.1).seconds
+        assert shares[trainer] == pytest.approx(plain["seconds"] / row["seconds"], rel=0.08)
+    assert shares["onecard"] < 0.7 < 0.9 < shares["nanogpt"]
+
+
+def test_what_is_dropped_costs_the_same_however_much_it_is() -> None:
+    (row,) = (r for r in DROPPING if r["name"] == "onecard 12L768 12x1024 compiled dropout=0.1")
+    assert predicted(row, 0.5) == predicted(row, 0.1)
 
 
 # --- properties ---------------------------------------------------------------------------------

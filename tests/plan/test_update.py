@@ -17,7 +17,8 @@ from onecard.optim.lowbit import Int8State
 from onecard.optim.muon import Muon
 from onecard.optim.optimizer import _COMPILED_PIECE, Optimizer
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule
+from onecard.optim.rules import AdamWRule, MuonRule, Rule
+from onecard.optim.schedule import StepRates
 from onecard.plan.activations import TRYING_OUT
 from onecard.plan.answer import question_of
 from onecard.plan.bill import Facts, graph_bytes, training_bill
@@ -68,7 +69,7 @@ def test_uncompiled_copies_are_counted(
         accumulator.add_(1.0)
     scale = torch.tensor(2.0)
     with LiveStorages([*standing(optimizer), scale]) as live:
-        optimizer.update(Rates(0.5, momentum=0.9), scale)
+        optimizer.update(StepRates(0.5, momentum=0.9), scale)
     predicted = optimizer.temporaries.on_cpu
     if not muon and master == "fp32" and states != "int8":
         assert predicted == 0 and live.peak == 0, "AdamW in full precision takes nothing"

@@ -14,7 +14,10 @@ from onecard.report.detectors import (
     NOT_A_NUMBER,
     STUCK,
     UNLEARNED,
+    Alarm,
+    Levels,
     Memorising,
+    Watch,
     block_size,
     noise_of,
     watch_losses,
@@ -24,8 +27,12 @@ from tests.report.made_runs import VOCABULARY, curve, losses
 LOGS = 30
 
 
+def watch(values: list[float]) -> tuple[list[Alarm], Levels]:
+    return watch_losses(range(len(values)), values, VOCABULARY)
+
+
 def kinds(values: list[float]) -> list[str]:
-    return [alarm.kind for alarm in watch_losses(enumerate(values), VOCABULARY)[0]]
+    return [alarm.kind for alarm in watch(values)[0]]
 
 
 def test_healthy_logs_raise_hardly_an_alarm() -> None:
@@ -61,7 +68,7 @@ def test_failures_are_found_with_their_step(
         dice = random.Random(1000 + seed)
         values = losses(seed)
         at = int(len(values) * dice.uniform(*between))
-        alarms = watch_losses(enumerate(change(values, at, dice)), VOCABULARY)[0]
+        alarms = watch(change(values, at, dice))[0]
         raised = [alarm for alarm in alarms if alarm.kind in wanted]
         if not raised:
             continue
@@ -93,21 +100,31 @@ def test_memorising_is_found_and_noise_is_not() -> None:
 
 def test_an_alarm_needs_nothing_that_comes_after_it() -> None:
     values = diverging(losses(3), 2000, random.Random(5))
-    (alarm,) = watch_losses(enumerate(values), VOCABULARY)[0]
-    (again,) = watch_losses(enumerate(values[: alarm.seen + 1]), VOCABULARY)[0]
+    (alarm,) = watch(values)[0]
+    (again,) = watch(values[: alarm.seen + 1])[0]
     assert again == alarm
     assert kinds(values[: alarm.seen - 20]) == []
+
+
+def test_step_by_step_is_the_same_as_all_at_once() -> None:
+    values = diverging(losses(8, 1500), 900, random.Random(6))
+    values[700] = math.inf
+    one_by_one = Watch(VOCABULARY)
+    for step, loss in enumerate(values):
+        one_by_one.add(step, loss)
+    assert list(one_by_one.found) == [NOT_A_NUMBER, DIVERGING]
+    assert list(one_by_one.found.values()) == watch(values)[0]
 
 
 def test_a_model_that_learns_nothing() -> None:
     dice = random.Random(0)
     blind = [math.log(VOCABULARY) + dice.gauss(0, 0.02) for _ in range(600)]
-    (alarm,) = watch_losses(enumerate(blind), VOCABULARY)[0]
+    (alarm,) = watch(blind)[0]
     assert (alarm.kind, alarm.began) == (UNLEARNED, 0)
     assert alarm.seen <= 460
     # The frequent tokens and no more: 7.5 of 10.8.
     unigram = [max(7.5, 10.8 - 0.1 * i) + dice.gauss(0, 0.03) for i in range(1200)]
-    (alarm,) = watch_losses(enumerate(unigram), VOCABULARY)[0]
+    (alarm,) = watch(unigram)[0]
     assert alarm.kind == UNLEARNED
     assert alarm.began < 120
 
@@ -120,7 +137,7 @@ def test_a_model_that_had_learned_before_may_stay_where_it_is() -> None:
 def test_not_a_number_is_said_with_its_step() -> None:
     values = losses(1, 300)
     values[120:] = [math.inf] * 180
-    (alarm,) = watch_losses(enumerate(values), VOCABULARY)[0]
+    (alarm,) = watch(values)[0]
     assert (alarm.kind, alarm.began) == (NOT_A_NUMBER, 120)
 
 
@@ -128,10 +145,10 @@ def test_logs_of_every_tenth_or_hundredth_step_are_watched_too() -> None:
     values = losses(7, 20_000)
     for every in (10, 100):
         steps = range(0, len(values), every)
-        points = [(step, values[step]) for step in steps]
-        assert watch_losses(points, VOCABULARY, block_size(list(steps)))[0] == []
-        risen = [(step, loss + (4.0 if step > 12_000 else 0.0)) for step, loss in points]
-        (alarm,) = watch_losses(risen, VOCABULARY, block_size(list(steps)))[0]
+        seen = [values[step] for step in steps]
+        assert watch_losses(steps, seen, VOCABULARY, block_size(steps))[0] == []
+        risen = [values[step] + (4.0 if step > 12_000 else 0.0) for step in steps]
+        (alarm,) = watch_losses(steps, risen, VOCABULARY, block_size(steps))[0]
         assert alarm.kind == DIVERGING
         assert 11_000 <= alarm.began <= 12_200
 

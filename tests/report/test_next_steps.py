@@ -166,6 +166,12 @@ def test_several_cards_are_not_taken_for_one() -> None:
     ]
 
 
+@pytest.mark.parametrize("columns", [{"ms": [0.0] * 9}, {"ms": [1e300] * 9}, {"tokens_per_s": [1e-300] * 9}])
+def test_a_time_that_is_none_is_not_believed(columns: dict[str, list[float]]) -> None:
+    steps = Steps(step=list(range(9)), **columns)
+    assert hours_of(run(steps=steps), Options()) == hours_of(run(), Options())
+
+
 def test_a_run_that_is_not_done_is_let_finish() -> None:
     facts = run(last_step=8000, schedule=Schedule("cosine", 6e-4, 6e-5, 100, 8000))
     steps = steps_of(facts, Forecast((ForecastPoint(8000, None, 3.95, 3.92, 3.99),)))
@@ -216,6 +222,7 @@ def test_an_uncompiled_run_is_compiled() -> None:
         ),
         ("onecard", "onecard sample out-small"),
         ("huggingface", "onecard sample out-small"),
+        ("table", "python sample.py --out_dir=out-small --device=cuda --num_samples=10 --max_new_tokens=512"),
     ],
 )
 def test_samples_are_asked_for_in_the_trainers_own_words(format: str, command: str) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onecard.plan.references import all_references
 from onecard.report.comparisons import Claim, claims_in, corrected
+from onecard.report.findings import Forecast
 from onecard.report.log import Evaluations, Log, Planned, Steps
+from onecard.report.next_steps import next_steps_of
 from onecard.report.phase import share_of_peak, share_of_schedule
 from onecard.report.place import place_of
 from onecard.report.run_facts import RunFacts, Schedule
@@ -270,3 +275,60 @@ def test_claims_are_looked_for_in_linear_time() -> None:
         claims_in(text)
         claims_in((text[:2000] + "\n") * 500)
     assert time.process_time() - before < 2
+
+
+# --- whatever a log says -------------------------------------------------------------------------------
+
+losses = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 12))
+counts = st.one_of(st.none(), st.integers(1, 10**16))
+schedules = st.builds(
+    Schedule,
+    kind=st.sampled_from(["cosine", "linear", "constant", "wsd", "table", "unknown"]),
+    peak=st.one_of(st.none(), st.floats(0, 10)), final=st.one_of(st.none(), st.floats(0, 10)),
+    warmup_steps=st.integers(0, 10**7), horizon=counts, decay_start=counts,
+    decay_shape=st.sampled_from(["linear", "cosine", "sqrt", "exponential"]),
+    table=st.lists(st.tuples(st.integers(0, 100), st.floats(0, 1)), max_size=3).map(tuple),
+    assumed=st.booleans(),
+)  # fmt: skip
+
+
+@st.composite
+def any_facts(draw: st.DrawFn) -> RunFacts:
+    n = draw(st.integers(0, 4))
+    steps = sorted(draw(st.lists(st.integers(0, 10**12), min_size=n, max_size=n)))
+    columns = {name: draw(st.lists(losses, min_size=n, max_size=n)) for name in ("val", "train", "bpb", "lr")}
+    return RunFacts(
+        Log(draw(st.sampled_from(["nanogpt", "nanochat", "onecard", "table"])), Steps(),
+            Evaluations(step=steps, **columns)),
+        parameters=draw(counts), tokens_per_step=draw(counts), vocab_size=draw(counts),
+        tokenizer=draw(st.sampled_from([None, "gpt2", "char", "byte", "nanochat-32k", "llama2", "gpt-neox"])),
+        data=draw(st.sampled_from([None, "FineWeb", "OpenWebText", "ClimbMix", "TinyStories", "C4", "{x}"])),
+        train_tokens=draw(counts), last_step=draw(counts), batch_size=draw(counts), block_size=draw(counts),
+        schedule=draw(st.one_of(st.none(), schedules)), dropout=draw(st.one_of(st.none(), st.floats(0, 1))),
+        cards=draw(st.integers(1, 8)), compiled=draw(st.sampled_from([None, True, False])),
+    )  # fmt: skip
+
+
+@given(any_facts())
+def test_any_facts_have_a_place_or_a_reason(facts: RunFacts) -> None:
+    place = place_of(facts)
+    assert bool(place.text) != bool(place.cannot)
+    if place.text:
+        assert place.low is not None and place.expected is not None and place.high is not None
+        assert place.low <= place.expected <= place.high and place.standing in ("ahead", "on", "behind")
+
+
+@given(any_facts())
+def test_any_facts_have_next_steps(facts: RunFacts) -> None:
+    for step in next_steps_of(facts, Forecast(), place_of(facts)):
+        assert step.text and (step.gain is None or 0 <= step.gain[0] <= step.gain[1])
+        assert step.hours is None
+
+
+def test_the_page_about_it_has_the_same_figures() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    expected = expected_loss("FineWeb", "gpt2", 40_950_000, 3.1e9)
+    assert expected is not None
+    assert f"{expected.loss:.2f} ({expected.low:.2f} to {expected.high:.2f})" in page
+    for bridge in expected.bridges:
+        assert bridge.rpartition("so ")[2] in page, bridge

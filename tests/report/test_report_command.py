@@ -68,6 +68,44 @@ def test_two_runs_are_compared(log: str, tmp_path: Path, capsys: pytest.CaptureF
     assert found["by"][0]["beyond_noise"]
 
 
+LOGS = sorted(path for path in (Path(__file__).parent / "logs").glob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_every_kind_of_log_gets_a_report_or_a_sentence(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["report", str(path), "--gpu", "RTX 4070"])
+    printed = capsys.readouterr()
+    if printed.out:
+        lines = printed.out.splitlines()
+        assert lines[0].startswith(("Healthy", "Not healthy", "Nothing is wrong", "Whether this run"))
+        assert len(lines) <= 20
+    else:
+        assert code == 1
+        assert printed.err.startswith("error: ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("language", ["en", "es", "de"])
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
+def test_every_kind_of_log_in_every_form(
+    path: Path,
+    language: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ONECARD_LANG", language)
+    for form in (["--full"], ["--markdown"], ["--json"], ["--html", str(tmp_path / "page.html"), "--log-x"]):
+        assert main(["report", str(path), *form]) in (0, 1)
+    if (tmp_path / "page.html").exists():
+        from test_report_page import parsed
+
+        parsed((tmp_path / "page.html").read_text(encoding="utf-8"))
+    capsys.readouterr()
+
+
 NOT_A_RUN = {
     "empty": b"",
     "spaces": b" \n\n\t\n",

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from onecard.cli import main
+from onecard.config.knobs import load_config
+from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.files import AlreadyLockedError, exclusive_lock
 from onecard.run.directory import RunDirectory
@@ -103,6 +105,50 @@ def test_nobody_to_ask(workplace: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert not (workplace / "out" / "pause").exists()
 
 
+@pytest.mark.parametrize(
+    ("done", "why", "hint"),
+    [
+        (
+            400,
+            "the run is finished: 400 of 400 steps are done",
+            "what comes next: onecard plan --out_dir=out",
+        ),
+        (
+            90,
+            "the run was stopped: 90 of 400 steps are done",
+            "onecard train --out_dir=out goes on from there",
+        ),
+    ],
+)
+def test_a_run_that_has_ended_cannot_pause(
+    done: int, why: str, hint: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = RunDirectory("out")
+    checkpoint = directory.checkpoints / f"step-{done:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{}")
+    directory.write_config(load_config(RunConfig, [*WORDS, "--out_dir=out"]))
+    for flag in ("--pause", "--resume-now"):
+        assert main(["train", flag, "--out_dir=out"]) == 1
+        said = capsys.readouterr().err
+        assert f"  {why}\n" in said and f"hint: {hint}\n" in said
+
+
+def test_a_second_request_says_that_it_is_paused_already(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the language of whoever asks, whatever the job's."""
+    directory = RunDirectory("out")
+    with directory.claimed(fresh=False):
+        job = PauseRequest(directory)
+        (directory.path / "pause").touch()
+        job.granted("cpu")
+        assert ask_to_pause(directory) == "it is paused already: nothing is computed; --resume-now goes on"
+        monkeypatch.setenv("ONECARD_LANG", "es")
+        said = ask_to_pause(directory)
+        assert "nothing" not in said and "--resume-now" in said and said.startswith("ya ")
+
+
 def test_a_job_that_does_not_answer_is_told(workplace: Path) -> None:
     directory = RunDirectory("out")
     with directory.claimed(fresh=False), pytest.raises(UserError, match="has not paused"):
@@ -122,8 +168,8 @@ def test_a_wish_outlives_the_end_of_the_pause_before_it(workplace: Path) -> None
         job, wish = PauseRequest(directory), directory.path / "pause"
         wish.touch()
         assert job.requested()
-        job.granted("the card is free, but for 0.53 GiB")
-        assert "but for 0.53 GiB" in ask_to_pause(directory, patience=0.1)
+        job.granted("0.53")
+        assert "apart from 0.53 GiB" in ask_to_pause(directory, patience=0.1)
         wish.unlink()
         job.going_on()
         assert not (directory.path / "paused").exists()
@@ -285,6 +331,6 @@ def test_a_run_is_paused_only_while_its_job_is_there(workplace: Path) -> None:
         job = PauseRequest(directory)
         assert not is_paused(directory)
         (directory.path / "pause").touch()
-        job.granted("nothing is computed")
+        job.granted("cpu")
         assert is_paused(directory)
     assert not is_paused(directory), "its job died, and left the file behind"

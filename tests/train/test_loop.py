@@ -47,6 +47,8 @@ TINY = [
     "--device=cpu", "--no-compile", "--sample_tokens=0", "--out_dir=out",
 ]  # fmt: skip
 
+CONFIGS = Path(__file__).resolve().parents[2] / "config"
+
 
 def config(*more: str) -> RunConfig:
     return load_config(RunConfig, [*TINY, *more])
@@ -997,11 +999,33 @@ def test_missing_data_is_named_in_the_tokens_the_config_needs(workplace: Path) -
         (["--vocab_size=8192", "--dataset=mine"], "--name mine --train-tokenizer 8192"),
         (["--vocab_size=50304", "--dataset=mine"], "--name mine\n"),
         (["--depth=2", "--dataset=stdlib"], "onecard prepare stdlib\n"),
+        (["--vocab_size=320", "--dataset=mine"], "--name mine --tokenizer byte\n"),
+        (["--vocab_size=65", "--dataset=mine"], "--name mine --tokenizer char\n"),
+        ([str(CONFIGS / "demo.py"), "--dataset=mine"], "--name mine --tokenizer byte\n"),
+        (
+            [str(CONFIGS / "train_d12.py"), "--depth=2", "--dataset=mine"],
+            "--name mine --train-tokenizer 32768\n",
+        ),
+        ([str(CONFIGS / "train_fineweb.py"), "--dataset=mine"], "--name mine\n"),
     ):
         given = load_config(RunConfig, [*words, "--n_layer=2", "--n_embd=128", "--n_head=2", "--device=cpu"])
         with pytest.raises(UserError, match="there is no dataset") as caught:
             open_run(given)
         assert hint in caught.value.hint + "\n", words
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ([str(CONFIGS / "train_fineweb.py")], "about 9.0 GB"),  # 3.2B tokens at 2.8 bytes of parquet each
+        (["--dataset=openwebtext"], "about 24.4 GB"),  # 9.04B at 2.7
+        (["--dataset=shakespeare"], ""), (["--dataset=stdlib"], ""), (["--dataset=mine"], ""),
+    ],
+)  # fmt: skip
+def test_a_hint_to_download_says_how_much(words: list[str], size: str, workplace: Path) -> None:
+    with pytest.raises(UserError, match="there is no dataset") as caught:
+        open_run(load_config(RunConfig, [*words, "--device=cpu", "--n_layer=1", "--dtype=float32"]))
+    assert ("downloads" in caught.value.hint) == bool(size) and size in caught.value.hint
 
 
 def test_data_in_other_tokens_than_the_configs_is_reported(workplace: Path) -> None:

@@ -21,7 +21,7 @@ from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.plan.lines import GIB
 from onecard.run.directory import RunDirectory
-from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause
+from onecard.run.pause import PauseRequest, ask_to_go_on, ask_to_pause, left_in_words
 from onecard.run.stored import list_checkpoints
 from onecard.train import host_copy as host_copy_module
 from onecard.train import loop as loop_module
@@ -313,7 +313,7 @@ def test_a_pause_for_which_the_host_has_no_room_is_refused(
         began = time.monotonic()
         with pytest.raises(UserError, match="cannot pause") as refused:
             ask_to_pause(OUT)
-        assert "host memory has no room" in refused.value.why and refused.value.exit_code == 1
+        assert "RAM has no room" in refused.value.why and refused.value.exit_code == 1
         assert ("GiB are available" in refused.value.why) == (how == "before")
         assert time.monotonic() - began < 30
 
@@ -380,10 +380,10 @@ def test_a_checkpoint_that_fails_does_not_end_the_pause(
 # --- what is said, and how fast
 def test_what_is_left_on_the_card_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pausing_module, "process_bytes_on", lambda device: int(0.53 * GIB))
-    assert "0.53 GiB that CUDA itself keeps" in pausing_module.left_on_card("cuda")
+    assert "0.53 GiB that CUDA itself keeps" in left_in_words(pausing_module.left_on_card("cuda"))
     monkeypatch.setattr(pausing_module, "process_bytes_on", lambda device: None)
-    assert "0.5 to 1 GiB" in pausing_module.left_on_card("cuda")
-    assert "card" not in pausing_module.left_on_card("cpu")
+    assert "0.5 to 1 GiB" in left_in_words(pausing_module.left_on_card("cuda"))
+    assert "card" not in left_in_words(pausing_module.left_on_card("cpu"))
 
 
 def test_a_host_copy_needs_no_search_for_garbage(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from onecard.data.batches import Sequences
 from onecard.data.prefetch import Prefetcher
 from onecard.model.gpt2 import GPT2
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import Rates
+from onecard.optim.schedule import StepRates
 from onecard.plan.bill import Facts, training_bill
 from onecard.plan.lines import total
 from onecard.train.engine import graphs_of
@@ -164,7 +164,7 @@ def test_steps_are_the_same_replayed(storage: Storage, dropout: float) -> None:
         sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
         with Prefetcher(sequences, sequences.start(), step_sequences=11, micro_batch=4) as batches:
             for _ in range(4):
-                stepper.run(batches.next_step().micros, Rates(1e-2))
+                stepper.run(batches.next_step().micros, StepRates(1e-2))
         return {n: t.clone() for n, t in stepper.optimizer.export_weights().items()}
 
     plain, replayed = weights(False), weights(True)
@@ -193,10 +193,10 @@ def test_a_capture_is_given_the_room_of_its_micro_batch(monkeypatch: pytest.Monk
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=11, micro_batch=4) as batches:
         for _ in range(4):
-            stepper.run(batches.next_step().micros, Rates(1e-2))
+            stepper.run(batches.next_step().micros, StepRates(1e-2))
         rooms, capped[0] = dict(given), False
         stepper.release()
-        stepper.run(batches.next_step().micros, Rates(1e-2))
+        stepper.run(batches.next_step().micros, StepRates(1e-2))
     assert set(given) == {4, 3} and set(given.values()) == {0}
     assert stepper.replay is not None and stepper.replay.held_bytes == 200
     for sequences_at_once, room in rooms.items():
@@ -302,7 +302,7 @@ def test_under_a_cap_a_micro_batch_takes_its_room_in_one_piece(monkeypatch: pyte
 
         def steps(count: int) -> int:
             for _ in range(count):
-                assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
+                assert stepper.run(batches.next_step().micros, StepRates(1e-2)) is not None
             return len(asked)
 
         assert steps(2) == 0, "nobody has limited it"
@@ -333,12 +333,12 @@ def test_a_stepper_reports_the_problem_once_and_goes_on() -> None:
     assert stepper.notes() == []
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=12, micro_batch=4) as batches:
-        result = stepper.run(batches.next_step().micros, Rates(1e-2))
+        result = stepper.run(batches.next_step().micros, StepRates(1e-2))
         assert result is not None
         (reported,) = stepper.notes()
         assert reported.endswith("CUDA graphs: no")
         assert stepper.notes() == []
-        assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
+        assert stepper.run(batches.next_step().micros, StepRates(1e-2)) is not None
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_another_setting_is_captured_from_nothing(problem: str, again: bool) -> 
     stepper.replay = Replay(stepper._loss_of, failing)
     sequences = Sequences(MemoryTokens(3000), SHAPE.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=12, micro_batch=4) as batches:
-        assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
+        assert stepper.run(batches.next_step().micros, StepRates(1e-2)) is not None
     assert len(stepper.notes()) == 1
     stepper.use_graphs(True)
     assert (stepper.replay is not None) is again, "what does not work here is reported once"

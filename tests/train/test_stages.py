@@ -359,7 +359,7 @@ def test_a_checkpoint_that_cannot_be_made_is_no_surprise_after_an_hour(
     monkeypatch.setattr(probes_module, "_checkpoint", lambda run: (_ for _ in ()).throw(fail))
     with pytest.raises(UserError, match="checkpoint of step 0 could not be written: out of memory") as ended:
         train(config("--out_dir=other"))
-    assert "host memory" in ended.value.hint and ended.value.why == "MemoryError"
+    assert "RAM" in ended.value.hint and ended.value.why == "MemoryError"
 
 
 @pytest.mark.parametrize("failures", [1, 10**6])

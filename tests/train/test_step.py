@@ -13,8 +13,8 @@ from onecard.config.run import RunConfig
 from onecard.data.batches import Sequences
 from onecard.data.prefetch import Micro, Prefetcher
 from onecard.model.gpt2 import GPT2
-from onecard.optim.rules import Rates, adamw_for_all
-from onecard.optim.schedule import learning_rate
+from onecard.optim.rules import adamw_for_all
+from onecard.optim.schedule import StepRates, learning_rate
 from onecard.run.load import load_weights
 from onecard.train.step import LossScale, StepOptions, Stepper
 
@@ -73,7 +73,7 @@ def test_a_step_that_is_stopped_midway_has_not_happened() -> None:
         return asked == 3
 
     with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=4) as batches:
-        assert stepper.run(batches.next_step().micros, Rates(1e-3), stop=stop) is None
+        assert stepper.run(batches.next_step().micros, StepRates(1e-3), stop=stop) is None
     assert asked == 3
     assert all(torch.equal(p, before[n]) for n, p in stepper.model.named_parameters())
     assert not any(total.any() for total in stepper.optimizer.accumulators.values())
@@ -86,7 +86,7 @@ def test_the_reported_loss_is_the_mean_over_tokens_and_the_norm_is_before_clippi
     results = []
     for stepper in (unclipped, clipped):
         with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=5) as batches:
-            results.append(stepper.run(batches.next_step().micros, Rates(1e-3)))
+            results.append(stepper.run(batches.next_step().micros, StepRates(1e-3)))
     assert results[0] is not None
     assert results[1] is not None
     expected, gradients = gradients_of_one_step(16, 0.0)
@@ -137,7 +137,7 @@ def test_a_hundred_steps_give_nanogpts_own_losses() -> None:
         batches = range(step * accumulation, (step + 1) * accumulation)
         loss = sum(stepper.backward(Micro(x[i], y[i], ids), config.tokens_per_step).item() for i in batches)
         assert loss == pytest.approx(expected, abs=2e-5), f"step {step}"
-        stepper.update(Rates(learning_rate(step, config)))
+        stepper.update(StepRates(learning_rate(step, config)))
     assert len(recorded["loss"]) == 100
     assert recorded["loss"][-1] < 2.0 < 4.0 < recorded["loss"][0]
 
@@ -169,14 +169,16 @@ def test_a_gradient_that_overflows_is_left_out_and_the_next_one_is_right() -> No
         micros = list(batches.next_step().micros)
     before = {n: t.clone() for n, t in scaled.optimizer.export_weights().items()}
     next(iter(scaled.optimizer.accumulators.values())).fill_(float("inf"))
-    scaled.update(Rates(1e-3))
+    scaled.update(StepRates(1e-3))
     assert all(torch.equal(t, before[n]) for n, t in scaled.optimizer.export_weights().items())
     assert scaled.optimizer.steps == 0
     assert scaled.loss_scale.value == 32768
     for stepper in (plain, scaled):
         for micro in micros:
             stepper.backward(micro, 8 * SHAPE.block_size)
-    assert scaled.update(Rates(1e-3)).item() == pytest.approx(plain.update(Rates(1e-3)).item(), rel=1e-5)
+    assert scaled.update(StepRates(1e-3)).item() == pytest.approx(
+        plain.update(StepRates(1e-3)).item(), rel=1e-5
+    )
     for name, weights in plain.optimizer.export_weights().items():
         torch.testing.assert_close(scaled.optimizer.export_weights()[name], weights, atol=1e-6, rtol=1e-5)
 
@@ -193,11 +195,11 @@ def test_a_step_that_failed_midway_can_be_tried_again() -> None:
         Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=4) as batches,
         pytest.raises(torch.OutOfMemoryError),
     ):
-        stepper.run(batches.next_step().micros, Rates(1e-3), on_micro=fail)
+        stepper.run(batches.next_step().micros, StepRates(1e-3), on_micro=fail)
     norms = []
     for each in (stepper, undisturbed):
         with Prefetcher(sequences, sequences.start(), step_sequences=16, micro_batch=4) as batches:
-            result = each.run(batches.next_step().micros, Rates(1e-3))
+            result = each.run(batches.next_step().micros, StepRates(1e-3))
         assert result is not None
         norms.append(result.grad_norm.item())
     assert norms[0] == norms[1]

@@ -21,7 +21,7 @@ from onecard.model.attention import fastest_kernel
 from onecard.model.dropout import keep_mask
 from onecard.model.gpt2 import GPT2
 from onecard.model.precision import torch_dtype
-from onecard.optim.rules import Rates
+from onecard.optim.schedule import StepRates
 from onecard.run.metrics import read_metrics
 from onecard.run.stored import list_checkpoints
 from onecard.train.loop import train
@@ -66,7 +66,7 @@ def losses_of(
         sequences, sequences.start(), step_sequences=16, micro_batch=micro_batch, device=device
     ) as batches:
         for _ in range(steps):
-            result = stepper.run(batches.next_step().micros, Rates(1e-3))
+            result = stepper.run(batches.next_step().micros, StepRates(1e-3))
             assert result is not None
             losses.append(result.loss.item())
     return losses
@@ -173,7 +173,7 @@ def test_replayed_micro_batches_are_the_launched_ones(
             sequences, sequences.start(), step_sequences=16, micro_batch=6, device="cuda"
         ) as batches:
             for step in range(8):
-                result = stepper.run(batches.next_step().micros, Rates(1e-3))
+                result = stepper.run(batches.next_step().micros, StepRates(1e-3))
                 assert result is not None
                 found.append(result.loss.item())
                 if graphs and step == 5:
@@ -198,7 +198,7 @@ def recorded_stepper(room_mib: int) -> tuple[Stepper, Prefetcher]:
     sequences = Sequences(MemoryTokens(20_000), shape.block_size, seed=7)
     batches = Prefetcher(sequences, sequences.start(), step_sequences=8, micro_batch=8, device="cuda")
     for _ in range(2):
-        stepper.run(batches.next_step().micros, Rates(1e-3))
+        stepper.run(batches.next_step().micros, StepRates(1e-3))
     torch.cuda.synchronize()
     stepper.release()
     torch.cuda.empty_cache()
@@ -215,7 +215,7 @@ def test_a_capture_that_runs_out_anywhere_goes_on_without(room_mib: int) -> None
         with batches:
             for _ in range(4):
                 try:
-                    result = stepper.run(batches.next_step().micros, Rates(1e-3))
+                    result = stepper.run(batches.next_step().micros, StepRates(1e-3))
                 except torch.OutOfMemoryError:
                     assert room_mib < 640, "a plain pass does not fit either"
                     return
@@ -238,7 +238,7 @@ def test_a_capture_may_be_dropped_without_a_word() -> None:
         with batches:
             for _ in range(3):
                 for _ in range(3):
-                    assert stepper.run(batches.next_step().micros, Rates(1e-3)) is not None
+                    assert stepper.run(batches.next_step().micros, StepRates(1e-3)) is not None
                 assert stepper.replay is not None and stepper.replay.held_bytes
                 torch.cuda.synchronize()
                 stepper.replay = None

@@ -19,7 +19,8 @@ from onecard.model.registry import model_class
 from onecard.optim import regions as regions_module
 from onecard.optim.optimizer import Optimizer
 from onecard.optim.region_buffers import Storage
-from onecard.optim.rules import AdamWRule, MuonRule, Rates, Rule, Rules, adamw_for_all
+from onecard.optim.rules import AdamWRule, MuonRule, Rule, Rules, adamw_for_all
+from onecard.optim.schedule import StepRates
 from onecard.train import step as step_module
 from onecard.train.replay import Replay
 from onecard.train.step import StepOptions, Stepper
@@ -70,7 +71,7 @@ def weights_after(stepper: Stepper, steps: int = 3, step_sequences: int = 8) -> 
     sequences = Sequences(MemoryTokens(3000), stepper.model.shape.block_size, seed=7)
     with Prefetcher(sequences, sequences.start(), step_sequences=step_sequences, micro_batch=4) as batches:
         for _ in range(steps):
-            assert stepper.run(batches.next_step().micros, Rates(1e-2)) is not None
+            assert stepper.run(batches.next_step().micros, StepRates(1e-2)) is not None
     return {name: tensor.clone() for name, tensor in stepper.optimizer.export_weights().items()}
 
 
@@ -259,7 +260,7 @@ def test_an_update_that_would_run_out_does_so_before_it_begins(
         with Prefetcher(sequences, position, step_sequences=8, micro_batch=4) as batches:
             micros, after = batches.next_step()
             try:
-                stepper.run(micros, Rates(1e-2))
+                stepper.run(micros, StepRates(1e-2))
                 position = after
             except torch.OutOfMemoryError:
                 assert not stepper.updating, "the same step can be done again"
@@ -329,7 +330,7 @@ def test_one_block_at_the_end_is_compiled_before_too(monkeypatch: pytest.MonkeyP
     assert [count for _, count in optimizer._spans_of(optimizer._buffers[0])] == [2048, 256]
     optimizer.warm_up()
     before = graphs_compiled()
-    optimizer.update(Rates(1e-2), torch.ones(()))
+    optimizer.update(StepRates(1e-2), torch.ones(()))
     assert graphs_compiled() == before
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from onecard.data.bins import _missing
+from onecard.config.vocabulary import DataRecipe
 from onecard.data.check.claims import Book
 from onecard.data.check.survey import Documents, Survey, TokenRow, entropy, histogram, repeats, shared, survey
 from onecard.data.check.text import as_text, token_text
 from onecard.data.check.validation import validation_of
-from onecard.data.meta import JOURNAL_NAME, SPLITS, Split, read_meta, split_files
+from onecard.data.meta import SPLITS, Split, read_meta, split_files
+from onecard.data.missing import missing_data
 from onecard.data.prepare.progress import Progress
 from onecard.data.prepare.writer import BY_HASH
 from onecard.errors import UserError
@@ -139,17 +140,10 @@ def _judge_validation(report: CheckReport, book: Book) -> None:
 def _bins(folder: Path) -> dict[Split, list[Path]]:
     try:
         files = {split: split_files(folder, split) if folder.is_dir() else [] for split in SPLITS}
-        unfinished = (folder / JOURNAL_NAME).exists()
     except OSError as error:
         raise UserError(_("cannot read {path}").format(path=folder), str(error.strerror or error)) from error
     if not any(files.values()):
-        if unfinished:
-            raise UserError(
-                _("{folder} is not finished yet").format(folder=folder),
-                _("it is being prepared, or that was interrupted"),
-                _("run the same onecard prepare again: it continues"),
-            )
-        raise _missing(folder, "train")
+        raise missing_data(folder, "train", DataRecipe())
     return files
 
 

@@ -47,6 +47,7 @@ class NamedDataset:
     # Estimates, for sizes and times in advance; nothing is computed from them.
     parquet_bytes_per_token: float = 0.0
     text_bytes_per_parquet_byte: float = 0.0
+    all_tokens: float = 0.0  # GPT-2's; 0 where nobody has counted
     # ---- one text
     url: str = ""
     size: int = 0
@@ -124,6 +125,7 @@ _ALL = (
         folder="plain_text",
         pattern="train-*.parquet",
         parquet_bytes_per_token=2.7,
+        all_tokens=9.04e9,  # as nanoGPT's prepare.py counts
         text_bytes_per_parquet_byte=1.64,
     ),
     NamedDataset(
@@ -145,6 +147,7 @@ _ALL = (
         repo="karpathy/climbmix-400b-shuffle",
         pattern="shard_*.parquet",
         parquet_bytes_per_token=1.7,
+        all_tokens=400e9,
         text_bytes_per_parquet_byte=2.5,
     ),
     _SHAKESPEARE,

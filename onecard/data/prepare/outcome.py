@@ -127,7 +127,7 @@ def _how_it_was_split(meta: dict[str, Any]) -> str:
     if meta["split"] == BY_TAIL:
         return _("tail of the only document")
     val = meta["splits"]["val"]
-    how = _("{n:,} of {documents}, {share:.1%} of the tokens ({wanted:.1%} wanted), chosen by hash")
+    how = _("{n:,} of {documents}, {share:.1%} of the tokens (the aim was {wanted:.1%}), chosen by hash")
     return how.format(
         n=val["documents"],
         documents=_documents(meta["documents"]),

@@ -24,6 +24,7 @@ from onecard.plan.others.nanogpt_speed import (
     CHECKPOINT_PASSES,
     nanogpt_step_time,
 )
+from onecard.plan.ranges import Spread, spread_of
 from onecard.plan.search import Question, chosen
 from onecard.plan.show import DESKTOP, NOTABLE, expected, host_remark, model_name, vocabulary_remark
 from onecard.plan.speed import StepTime
@@ -43,6 +44,7 @@ class Priced:
     confined: Confined  # in what the card leaves to PyTorch
     step: StepTime | None
     cost: Cost | None  # by the formula of our own runs, so that both times can be compared
+    spread: Spread | None  # how far off its speed may be
 
     @property
     def need(self) -> int:
@@ -126,14 +128,17 @@ def priced(question: Question, target: Target, options: Options, *, compiled: bo
     )  # fmt: skip
     confined = bill.within(target.allowed - CONTEXT)
     if question.rates is None:
-        return Priced(compiled, bill, confined, None, None)
+        return Priced(compiled, bill, confined, None, None, None)
     step = nanogpt_step_time(
         shape, config.batch_size, config.sequences_per_step, question.rates, compiled=compiled,
-        dtype=question.dtype,
+        dtype=question.dtype, dropout=config.dropout,
     )  # fmt: skip
     saved = CHECKPOINT_BYTES_PER_PARAMETER * shape.parameters
     run = Training(config, step, saved, CHECKPOINT_PASSES, compiled)
-    return Priced(compiled, bill, confined, step, cost_of(run, target.card, options.prices(target.card)))
+    cost = cost_of(run, target.card, options.prices(target.card))
+    calibrated = question.rates.calibrated
+    spread = spread_of(step, shape, config.batch_size, calibrated=calibrated, engine="nanogpt")
+    return Priced(compiled, bill, confined, step, cost, spread)
 
 
 def _to_json(asked: Priced, rows: list[Priced], now: datetime) -> dict[str, Any]:
@@ -152,6 +157,7 @@ def _to_json(asked: Priced, rows: list[Priced], now: datetime) -> dict[str, Any]
         } if failed else None,
         "speed": {
             "tokens_per_s": round(step.tokens_per_s, 1), "step_s": round(step.seconds, 4),
+            **(asked.spread.to_json(step.tokens_per_s) if asked.spread else {}),
             "mfu": round(step.mfu, 4) if step.mfu else None,
         } if step else None,
         "time": asked.cost.to_json(now)["time"] if asked.cost else None,
@@ -190,8 +196,9 @@ def _show(question: Question, target: Target, options: Options, asked: Priced, o
         table.append(Row(f"onecard, {ours.described}", figures, _("fits"), "bold"))
     headings = [_("allocated GiB"), _("reserved GiB"), _("GiB with CUDA itself"), _("tokens/s"), _("time")]
     print_rows(out, _("Predicted"), "", headings, table)
-    if question.rates is not None:
-        out.print(_("speed") + f": {expected(question.rates, target)}", style="dim", highlight=False)
+    if question.rates is not None and asked.spread is not None:
+        said = expected(asked.spread, target, calibrated=question.rates.calibrated)
+        out.print(_("speed") + f": {said}", style="dim", highlight=False)
     if ours is not None and (remark := host_remark(target, ours)):
         out.print(remark, highlight=False)
     shares = [cost.evaluation_share for cost in (asked.cost, our_cost) if cost]

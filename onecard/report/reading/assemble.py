@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
-from onecard.report.log import Log, Planned, Start, Steps
+from onecard.report.log import NOT_SAID, Log, Planned, Start, Steps
 from onecard.report.reading import formats
 from onecard.report.reading.formats import KEY_VALUE, NANOGPT, ONECARD
 from onecard.report.reading.reader import Reader
@@ -87,26 +89,22 @@ def _in_order(starts: list[OneStart]) -> list[OneStart]:
 
 def _complete(start: OneStart) -> None:
     """Where training losses stand in more rows than validation losses, they are the curve of all of them."""
-    if not any(not math.isnan(loss) for loss in start.steps.loss):
+    steps, done = start.steps, start.evaluations
+    if not steps.has("loss") or not done.has("train"):
         return
-    said = {
-        step: value
-        for step, value in zip(start.evaluations.step, start.evaluations.train, strict=True)
-        if not math.isnan(value)
-    }
-    if not said:
-        return
-    rows = {values[0]: dict(zip(Steps.NAMES, values, strict=True)) for values in start.steps}
-    lr = dict(zip(start.evaluations.step, start.evaluations.lr, strict=True))
-    tokens = dict(zip(start.evaluations.step, start.evaluations.tokens, strict=True))
-    for step, value in said.items():
-        row = rows.setdefault(step, {"step": step, "lr": lr[step], "tokens": tokens[step]})
-        if math.isnan(row.get("loss", math.nan)):
-            row["loss"] = value
+    both = {name: list(getattr(steps, name)) for name in Steps.NAMES}
+    more = done.where([not math.isnan(loss) for loss in done.train])
+    for name, column in both.items():
+        column += getattr(more, "train" if name == "loss" else name, None) or [NOT_SAID] * len(more)
+    order = sorted(range(len(both["step"])), key=both["step"].__getitem__)
     merged = Steps()
-    for step in sorted(rows):
-        merged.append(**rows[step])
-    start.steps = merged
+    for name, column in both.items():
+        setattr(merged, name, array("d", (column[place] for place in order)))
+    twice = [a == b for a, b in pairwise(merged.step)]
+    for place in (place for place, again in enumerate(twice) if again):
+        if math.isnan(merged.loss[place]):
+            merged.loss[place] = merged.loss[place + 1]
+    start.steps = merged.where([True, *(not again for again in twice)]) if any(twice) else merged  # type: ignore[assignment]
 
 
 def _without_planned(curve: Start) -> tuple[Start, Planned]:

@@ -29,6 +29,7 @@ class Format:
     # Columns that are something else in this format: their names as in names.py; None is "leave it out".
     columns: Mapping[str, str | None] = field(default_factory=dict)
     percent: bool = False  # is the MFU in percent, without a sign?
+    shared: bool = False  # do others write it too? Then it belongs to the one that wrote the other lines
     micro: str | None = None  # the key of a count of micro-steps
     whole_step: str | None = None  # what marks the micro-step that ends a step
     # Where an evaluation has no step of its own: how much less than the next line's its step is.
@@ -44,7 +45,7 @@ FORMATS = (
         r"\"(step_seconds|eval_seconds|memory_gib)\": ?0",
     ),
     Format(
-        NANOGPT, r"\biter ?0: loss ?0, time ?0 ?ms|\bstep 0: train loss 0, val loss 0",
+        NANOGPT, r"\biter ?0: loss ?0, time ?0 ?ms",
         begins=rf"(?<![A-Za-z_])iter\s*{_N}\s*:\s*lo?s?s?", whole=rf"time\s*{_N}\s*ms\s*,\s*mfu\s*{_N}\s*%",
         enough=rf"loss\s*{_N}\s*,\s*time\s*{_N}\s*ms",
     ),
@@ -58,7 +59,10 @@ FORMATS = (
         NANOCHAT_SFT, r"\b[sS]tep 0 \(0%\) ?\| loss: 0|\bStep 0/0 \| Training loss: 0|\bStep 0 \| Validation loss: 0",
         columns={"tokens": None}, percent=True,
     ),
-    Format(HUGGINGFACE, r"\{ ?['\"](loss|eval_loss|train_runtime)['\"]: ?['\"]?0|\"log_history\"",
+    Format(NANOGPT, r"\bstep 0: train loss 0, val loss 0", shared=True),
+    Format(NANOCHAT, r"^.{0,60}\bStep 0 \| Validation bpb: 0$", shared=True),
+    Format(HUGGINGFACE, r"\{ ?['\"](loss|eval_loss|train_runtime)['\"]: ?['\"]?0"
+           r"|^\{ ?\"epoch\": 0, .*\"step\": 0 ?\}",
            begins=r"\{\s*['\"](?:loss|eval_loss|train_runtime)['\"]", whole=r"\}"),
     Format(LLM_C, r"^step 0/0 \| (train )?loss 0 (\(|\| norm)|^val loss 0$|\bs:0 (tel|trl|eval):0",
            evaluated_before=1),
@@ -72,11 +76,9 @@ WRAPPED = tuple(
     for entry in FORMATS
     if entry.begins and entry.whole
 )
-# Lines that several programs write: they belong to the one that wrote the others.
-ANYBODYS = Format("", r"^.{0,60}\bStep 0 \| Validation bpb: 0$")
 # Formats whose lines are of one run.
 FAMILIES = {ONECARD: NANOGPT, NANOCHAT_2025: NANOCHAT}
-_LINES = tuple((entry, re.compile(entry.line)) for entry in (*FORMATS, ANYBODYS))
+_LINES = tuple((entry, re.compile(entry.line)) for entry in FORMATS)
 KEYS = Format(KEY_VALUE, "")
 JSON = Format(JSONL, "")
 

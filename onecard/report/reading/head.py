@@ -193,8 +193,9 @@ def command_of(line: str) -> str | None:
     if not MAY_BE_COMMAND.search(line) or (found := _COMMAND.search(line)) is None:
         return None
     text = found[1].strip()
-    script = text.split(" --")[0]
-    return text if (_TRAINS.search(script) and "-" in text) or ".py config/" in text else None
+    programs = [word for word in text.split()[:40] if not word.startswith("-") and "=" not in word]
+    trains = any(_TRAINS.search(word) for word in programs) and "-" in text
+    return text if trains or ".py config/" in text else None
 
 
 def command_settings(command: str) -> tuple[dict[str, Value], dict[str, str]]:

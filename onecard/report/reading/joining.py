@@ -13,6 +13,7 @@ _OBJECT_LINES = 60
 _BEGINS = re.compile(
     r"\bstep\s+\d{1,12}:\s*train loss|\bStep\s+\d{1,12}\s*\||^\s*step:\d|^\s*\{", re.IGNORECASE
 )
+_MAY_BEGIN = re.compile(r"iter|step|\{")
 _OBJECT = re.compile(r"\{\s*$")
 
 
@@ -28,7 +29,7 @@ def joined(lines: list[str], index: int, *, ends: bool) -> tuple[str, int] | Non
         if more >= len(lines) and not ends:
             return None
         return " ".join(part.rstrip("\\ ") for part in lines[index : more + 1]), more + 1
-    for begins, whole, enough in WRAPPED:
+    for begins, whole, enough in WRAPPED if _MAY_BEGIN.search(line) else ():
         found = begins.search(line)
         if not found or whole.search(line):
             continue

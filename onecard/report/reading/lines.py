@@ -28,7 +28,7 @@ COUNTS = ("step", "last", "micro", "tokens", "tokens_per_s", "ms")
 
 _UNIT_BEHIND = re.compile(r"^(?:ms|secs?|s|min|m|h|%|[kKMBGT]i?B?|tok/s|it/s|s/it|x|z)(?=[\s,;|)\]}/]|$)")
 _TAIL = re.compile(r"[,;|(){}\[\]\t]|\s{3,}| - | / ")
-_UNIT = re.compile(r"\s?(ms|secs?|s|%|[kKMBT])(?![A-Za-z])")
+_UNIT = re.compile(r"\s?(%|(?:ms|secs?|s|[kKMBT])(?![A-Za-z]))")
 _NESTED = re.compile(r"[\"'](\w{1,40})[\"']\s*:\s*\{\s*[\"']([\w/]{1,40})[\"']\s*:\s*[\"']?$")
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 # Numbers whose names stand behind them.
@@ -106,26 +106,35 @@ class Shape:
     def rows(self, numbers: Sequence[str], *, cut: bool = False) -> list[Row]:
         """What these numbers say. `cut`: is the line the text's last, which may end in the middle of one?"""
         last = len(numbers) - 1
-        keep = not cut or self.gaps[-1] != "" or self._is_as_long(numbers)
-        self.decimals = _decimals(numbers[-1])
+        lost = cut and not self.gaps[-1].strip(".,+-eE") and not self._is_as_long(numbers)
+        self.decimals = decimals(numbers[-1])
         rows = []
         for plan in self.plans:
-            if any(_decimals(numbers[index]) <= 0 for index in plan.unsure):
+            if any(decimals(numbers[index]) <= 0 for index in plan.unsure):
                 continue
             row = {
                 name: value
                 for name, (index, factor) in plan.columns.items()
-                if (keep or index != last) and (value := value_of(name, numbers[index], factor)) is not None
+                if not (lost and index == last)
+                and (value := value_of(name, numbers[index], factor)) is not None
             }
-            if "step" in row or "step" not in plan.columns:
+            # Of an evaluation of which a part is lost, the other part would look like a step.
+            lacks = (cut and "train" in row and "val" not in row) or (
+                "val" in plan.columns and "val" not in row
+            )
+            if not lacks and ("step" in row or "step" not in plan.columns):
                 rows.append(row)
         return rows
 
     def _is_as_long(self, numbers: Sequence[str]) -> bool:
-        """Has the last number as many decimals as its like?"""
-        mine = _decimals(numbers[-1])
-        others = [_decimals(text) for text in numbers[:-1]]
-        return mine > 0 and (mine == self.decimals or (self.decimals < 0 and mine in others))
+        """Is the last number a loss with as many decimals as its like?"""
+        mine = decimals(numbers[-1])
+        losses = {
+            index for plan in self.plans for name, (index, _f) in plan.columns.items() if name in _LOSSES
+        }
+        others = {decimals(numbers[index]) for index in losses if index != len(numbers) - 1}
+        known = {self.decimals} if self.decimals >= 0 else others
+        return not self.gaps[-1] and mine > 0 and len(numbers) - 1 in losses and mine in known
 
     def many(self, parts: list[list[str]]) -> dict[str, list[float]] | None:
         """Columns of many lines at once, by the groups of `pattern`; None where one of them is odd."""
@@ -156,6 +165,8 @@ def value_of(name: str, text: str, factor: float = 1.0) -> float | None:
     if not math.isfinite(value):
         return None
     if name in ("step", "last", "micro"):
+        if "e" in text or "E" in text:
+            return None
         return value if 0 <= value <= _MOST_STEP and value.is_integer() else None
     if name == "ms":
         return value if _LEAST_MS <= value < _MOST_MS else None
@@ -175,7 +186,7 @@ def _all_sound(name: str, values: list[float], factor: float) -> bool:
     return math.isfinite(low) and math.isfinite(high) and (low != 0 or name != "tokens_per_s")
 
 
-def _decimals(text: str) -> int:
+def decimals(text: str) -> int:
     """Digits behind the point; -1 without one."""
     digits = re.split("[eE]", text)[0].replace(",", ".")
     return len(digits.rpartition(".")[2]) if "." in digits else -1
@@ -233,6 +244,8 @@ def _plans(gaps: tuple[str, ...], entry: Format) -> list[RowPlan]:
             if name in plan.columns:
                 continue
             plan.unsure = (*plan.unsure, index)
+        if name in plan.columns and plan.columns[name][0] < plan.columns.get("step", (0, 0.0))[0]:
+            del plan.columns[name]  # it was the end of a line that began before this text
         plan.columns.setdefault(name, (index, factor))
     rows.append(plan)
     first = rows[0]
@@ -260,8 +273,8 @@ def _meaning(gaps: tuple[str, ...], index: int, entry: Format) -> tuple[str | No
     name = column_of(key[-80:])
     if entry.micro and key.split()[-1].lower() == entry.micro:
         name = "micro"
-    if name in entry.columns and not (name == "val" and "val time" in "".join(gaps)):
-        name = entry.columns[name]
+    if (name or "").rstrip("?") in entry.columns and not (name == "val" and "val time" in "".join(gaps)):
+        name = entry.columns[str(name).rstrip("?")]
     unit = found[1] if (found := _UNIT.match(behind)) else ""
     if name in ("ms", "s"):
         if unit == "ms" or (name == "ms" and re.search(r"(?<![a-z])ms(?![a-z])", key.lower())):

@@ -18,7 +18,7 @@ _STEP = word_set(
 # "max steps", "per step", "every 500 steps", "warmup steps" are no place in a run.
 _NO_STEP = word_set(
     "per max total warmup eval save saving logging log num number accumulation accum decay every last "
-    "remaining left best micro of pro por cada jede alle"
+    "remaining left best micro skipped nan of pro por cada jede alle"
 )
 _LOSS = word_set("loss losses perdida perdidas verlust nll xent crossentropy")
 _TRAIN = word_set("train training trn entren entrenamiento entreno tr trainings lern")
@@ -82,13 +82,18 @@ def column_of(name: str, *, whole: bool = False) -> str | None:
         return None
     if whole and {"min", "max"} & set(said) and "__" in name:
         return None
-    if said[-1] in _STEP and not (len(said) > 1 and said[-2] in _NO_STEP):
+    if (
+        said[-1] in _STEP
+        and (len(said[-1]) > 2 or len(said) == 1)
+        and not (len(said) > 1 and said[-2] in _NO_STEP)
+    ):
         return "step" if not whole or len(said) <= 2 else None
     for first in range(len(said)) if not whole else (0,):
         if (known := _EXACT.get(" ".join(said[first:]))) is not None:
             # "time per step", "grad norm" and the like, but not "total time", "params norm", "train time".
             before = said[first - 1] if first else ""
-            return known if not before or known in ("lr", "bpb", "mfu", "tokens_per_s") else None
+            may_follow = known in ("lr", "mfu", "tokens_per_s") or (known == "bpb" and before not in _TRAIN)
+            return known if not before or may_follow else None
     return _loss(said, whole=whole)
 
 
@@ -98,7 +103,8 @@ def _loss(said: list[str], *, whole: bool) -> str | None:
     others = [w for w in said if w not in _LOSS and w not in _TRAIN and w not in _VAL and w not in _PLAIN]
     if not any(word in _LOSS for word in said):
         # "val" alone is a loss in a table that has steps.
-        return sides.pop() + "?" if len(sides) == 1 and len(said) == 1 else None
+        alone = len(said) == 1 and said[0] not in ("eval", "evaluation", "test", "dev")
+        return sides.pop() + "?" if len(sides) == 1 and alone else None
     if not whole:
         # Of a line's words only those from the last unknown one on: "Saved with val loss".
         at = max((place for place, word in enumerate(said) if word in others), default=-1)

@@ -46,6 +46,16 @@ def _share(found: re.Match[str]) -> tuple[float, float] | None:
     return (low / 100, high / 100) if low is not None and high is not None else None
 
 
+_DATA = (
+    "FineWeb-Edu", "FineWeb", "OpenWebText", "TinyStories", "ClimbMix", "SlimPajama", "RedPajama", "WikiText-103",
+    "DCLM", "Dolma", "the Pile", "C4", "OpenWebMath", "Shakespeare",
+)  # fmt: skip
+
+
+def _data(found: re.Match[str]) -> str:
+    return next(name for name in _DATA if name.lower() == found[1].lower())
+
+
 def _name(found: re.Match[str]) -> str:
     return found[1]
 
@@ -109,8 +119,7 @@ RULES: tuple[tuple[str, bool, re.Pattern[str], Callable[[re.Match[str]], Any]], 
         ("vocab_size", False, rf"(?:vocab(?:ulary|ulario|_size| size)?|Vokabular)\s*(?:of|de|von|=|:)?\s*{_N}\b(?!k)",
          _CASE, _count),
         ("vocab_size", False, r"([0-9]{2,3}[.,][0-9]{3}|[0-9]{4,6})\s(?:vocab|tokens? in the vocab)", _CASE, _count),
-        ("data", False, r"\b(FineWeb-Edu|FineWeb|OpenWebText|TinyStories|ClimbMix|SlimPajama|RedPajama|WikiText-103"
-         r"|DCLM|Dolma|the Pile|C4|OpenWebMath|Shakespeare)\b", _CASE, _name),
+        ("data", False, rf"\b({'|'.join(_DATA)})\b", _CASE, _data),
         ("shard", False, r"\b(CC-MAIN-20[0-9]{2}-[0-9]{2})\b", 0, _name),
     )
 )  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onecard.report.reading import formats, head
-from onecard.report.reading.formats import FAMILIES, HUGGINGFACE, KEY_VALUE, NANOCHAT
+from onecard.report.reading.formats import FAMILIES, HUGGINGFACE, KEY_VALUE
 from onecard.report.reading.joining import joined as joined_lines
 from onecard.report.reading.lines import Row, Shape, Shapes
 from onecard.report.reading.prose import Prose
@@ -17,6 +17,8 @@ from onecard.report.reading.runs import Runs
 from onecard.report.reading.tables import SlashLists, Table, header, is_rule
 from onecard.report.reading.trainer import Trainer, read_end
 
+_LONGEST_LINE = 20_000  # characters: beyond that it is no line of a log
+_MOST_SHARED = 5000
 _BULK = 2000  # rows of a table at a time
 _MAY_BE_ROW = re.compile(r"loss|bpb|val|train|trl:|tel:|verlust|rdida|step|iter|norm", re.IGNORECASE)
 _QUOTE = re.compile(r"^(?:\s{0,3}>)+ ?")
@@ -47,12 +49,11 @@ class Reader:
         self._waiting: list[str] = []
         self._first = True  # is the next line the text's first?
         self._cut = False  # may the last line have lost its end?
-        self._family = ""
-        self._anybodys: list[Row] = []
+        self._shared: list[tuple[str, Row]] = []  # until it is known whose they are
         self._unplaced: Row | None = None
-        self._first_bare: Row | None = None
-        self._second_bare: Row | None = None
-        self._rank: int | None = None
+        self._held: list[tuple[Shape, Row]] = []
+        self._ranks, self._has_first_rank = 0, False
+        self._of_other_ranks: list[str] = []
 
     # --- block by block ---------------------------------------------------------------------------
 
@@ -85,14 +86,24 @@ class Reader:
     def finish(self) -> None:
         waiting, self._waiting = self._waiting, []
         self._read_lines(waiting, ends=True, last=True)
-        for row in self._anybodys:
-            self._runs(NANOCHAT).add(row, self.settings, self.facts)
-            self.votes.setdefault(NANOCHAT, Counter())[NANOCHAT] += 1
-        if self._first_bare is not None:
-            self._settle_bare(None)
+        for name, row in self._shared:
+            self._runs(self._vote(name, 1)).add(row, self.settings, self.facts)
+        if not self._has_first_rank and self._of_other_ranks:
+            self._has_first_rank = True
+            rank = _RANK.match(self._of_other_ranks[0])
+            prefix = rank[0] if rank else ""
+            self._read_lines(
+                [line[len(prefix) :] for line in self._of_other_ranks if line.startswith(prefix)], ends=True
+            )
+        self._release()
+        self._slash_rows()
         self.trainer.finish(self._runs(HUGGINGFACE), self.settings, self.facts)
         if self.trainer.has_rows:
             self.votes.setdefault(HUGGINGFACE, Counter())[HUGGINGFACE] += 1
+
+    @property
+    def has_rows(self) -> bool:
+        return self.trainer.has_rows or any(runs.rows for runs in self.runs.values())
 
     def _many(self, shape: Shape, parts: list[str], width: int) -> None:
         """Whole lines of one shape that follow each other."""
@@ -100,7 +111,7 @@ class Reader:
             return
         groups = [parts[place::width] for place in range(width - 1)]
         columns = shape.many(groups)
-        if columns is None or self._anybodys or self._unplaced is not None:
+        if columns is None or self._held or self._shared or self._unplaced is not None:
             for numbers in zip(*groups, strict=True):
                 everything = ["0"] * (len(shape.gaps) - 1)
                 for index, text in zip(shape.used, numbers, strict=True):
@@ -129,11 +140,16 @@ class Reader:
                 index = self._read_table(lines, index)
                 if index >= len(lines):
                     break
+            if "/it]" in lines[index] or "it/s]" in lines[index]:
+                if self.trainer.bar(lines[index]):
+                    index, self._first = index + 1, False
+                    continue
             joined = joined_lines(lines, index, ends=ends)
             if joined is None:
                 break
             line, index = joined
-            self._line(line, cut=last and self._cut and index >= len(lines))
+            is_last = index >= len(lines) or line.endswith(lines[-1])
+            self._line(line, cut=last and self._cut and is_last)
         if not ends:
             self._waiting = [*lines[index:], last_line]
 
@@ -153,10 +169,17 @@ class Reader:
 
     def _line(self, line: str, *, cut: bool) -> None:
         first, self._first = self._first, False
+        if len(line) > _LONGEST_LINE:
+            return
         if ">" in line[:8]:
             line = _QUOTE.sub("", line)
         if self._is_of_another_rank(line):
             return
+        if "'train_runtime'" in line and (end := read_end(line)):
+            self.trainer.speed = end
+            return
+        if '"log_history": [{' in line:
+            line = line[line.rindex("{") :]
         if self._table is not None:
             if (row := self._table.row(line, cut=cut)) is not None:
                 self._vote(self._table.format, 1)
@@ -169,30 +192,31 @@ class Reader:
                 self._table = None
         if _MAY_BE_ROW.search(line) and self._read_row(line, cut=cut, first=first):
             return
-        if "<" in line and self.trainer.bar(line):
-            return
         if (table := header(line)) is not None:
             self._begin_table(table)
             return
-        if "/" in line or "\u2192" in line:
-            rows = self._slashes.rows(line, cut=cut)
-            for row in rows:
-                self._vote(formats.TABLE, 1)
-                self._runs(formats.TABLE).add(_row_of_table(row), self.settings, self.facts)
-            if rows:
-                return
+        if ("/" in line or "\u2192" in line) and self._slashes.take(line, cut=cut):
+            return
+        self._slash_rows()
         self._read_head(line, cut=cut, first=first)
 
+    def _slash_rows(self) -> None:
+        for row in self._slashes.rows():
+            self._vote(formats.TABLE, 1)
+            self._runs(formats.TABLE).add(_row_of_table(row), self.settings, self.facts)
+
     def _is_of_another_rank(self, line: str) -> bool:
-        """Several processes print the same: the first one that speaks is enough."""
+        """Several processes print the same: the first of them is enough, or any where it says nothing."""
         if line[:1] not in "[0123456789rRgGd \t" or (found := _RANK.match(line)) is None:
             return False
         rank = int(found[1] or found[2])
-        if self._rank is None or (rank == 0 and not self.runs):
-            self._rank = rank
-        if rank != self._rank:
-            self.facts["cards"] = max(int(self.facts.get("cards", 1)), rank + 1)
-        return rank != self._rank
+        self._ranks = max(self._ranks, rank + 1)
+        if self._ranks > 1:
+            self.facts["cards"] = self._ranks
+        if rank and len(self._of_other_ranks) < _MOST_SHARED and not self._has_first_rank:
+            self._of_other_ranks.append(line)
+        self._has_first_rank = self._has_first_rank or rank == 0
+        return rank != 0
 
     def _read_row(self, line: str, *, cut: bool, first: bool) -> bool:
         found = self._shapes.of(line)
@@ -204,19 +228,25 @@ class Reader:
         ]
         for row in rows:
             if first and shape.plans[0].bare:
-                # The text may begin in the middle of its first line's step.
-                self._first_bare, self._bare_format = row, shape
-                continue
-            if self._first_bare is not None:
-                self._settle_bare(row)
-            self._row(shape, row)
+                self._held = [(shape, row)]
+            elif self._held:
+                self._held.append((shape, row))
+                if len({held["step"] for _shape, held in self._held if "step" in held}) > 2:
+                    self._release()
+            else:
+                self._row(shape, row)
         return bool(rows)
 
-    def _settle_bare(self, following: Row | None) -> None:
-        """A step at the very beginning of a text counts where the next one shows that all of it is there."""
-        row, self._first_bare = self._first_bare, None
-        if row is not None and following is not None and row["step"] in (0.0, following.get("step")):
-            self._row(self._bare_format, row)
+    def _release(self) -> None:
+        """A text may begin in the middle of its first line's step: that one counts if the next ones go on at the
+        same distance."""
+        held, self._held = self._held, []
+        steps = sorted({row["step"] for _shape, row in held if "step" in row})
+        sound = (
+            len(steps) > 2 and steps[1] - steps[0] == steps[2] - steps[1] and held[0][1]["step"] == steps[0]
+        )
+        for shape, row in held if sound else held[1:]:
+            self._row(shape, row)
 
     def _row(self, shape: Shape, row: Row) -> None:
         entry = shape.format
@@ -236,11 +266,15 @@ class Reader:
             return
         if not shape.is_whole_step and row.get("micro") != row["step"]:
             return
-        if not entry.name and not self._family:
-            self._anybodys.append(row)
-            del self._anybodys[:-64]
-            return
-        family = self._vote(entry.name, 1) if entry.name else self._family
+        if entry.shared and not self.votes:
+            self._shared.append((entry.name, row))
+            if len(self._shared) < _MOST_SHARED:
+                return
+            (_name, row), self._shared = self._shared[-1], self._shared[:-1]
+        if entry.shared and self.votes:
+            family = max(self.votes, key=lambda name: self.votes[name].total())
+        else:
+            family = self._vote(entry.name, 1)
         if self._unplaced is not None and entry.evaluated_before is not None:
             self._place(row["step"] - entry.evaluated_before)
         for known, fact in (("last", "last_step"), ("progress", "progress")):
@@ -249,8 +283,8 @@ class Reader:
                 self._whole_last_step()
         if "micro" in row:
             self._micro_steps(row)
-        waiting, self._anybodys = self._anybodys, []
-        for earlier in (*waiting, row):
+        waiting, self._shared = self._shared, []
+        for earlier in (*(shared for _name, shared in waiting), row):
             self._runs(family).add(earlier, self.settings, self.facts)
 
     def _whole_last_step(self) -> None:
@@ -283,8 +317,6 @@ class Reader:
     # --- what stands around rows ------------------------------------------------------------------
 
     def _read_head(self, line: str, *, cut: bool, first: bool) -> None:
-        if "'train_runtime'" in line and (end := read_end(line)):
-            self.trainer.speed = end
         if (command := head.command_of(line)) is not None and not cut:
             settings, evidence = head.command_settings(command)
             self.commands |= settings
@@ -322,8 +354,6 @@ class Reader:
         """The family of a format, which has `count` rows more."""
         family = FAMILIES.get(name, name)
         self.votes.setdefault(family, Counter())[name] += count
-        if name not in (formats.CSV, formats.TABLE):
-            self._family = family
         return family
 
     def _runs(self, family: str) -> Runs:

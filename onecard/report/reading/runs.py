@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 from operator import lt
 from typing import Any, TypeVar
 
@@ -74,33 +75,51 @@ class Runs:
     def add_many(
         self, columns: Mapping[str, list[float]], settings: dict[str, Any], facts: dict[str, Any]
     ) -> None:
-        """Rows of steps, all with the same columns."""
+        """Rows that all may have the same columns."""
         steps = columns["step"]
-        grows = all(map(lt, steps, steps[1:])) and not {"val", "bpb"} & set(columns)
-        here = self.starts[-1] if self.starts and not self._fresh else None
-        if (
-            not grows
-            or here is None
-            or (len(here.steps) and steps[0] <= here.steps.step[-1])
-            or here.facts is not facts
-        ):
+        if not self._goes_on(steps, facts):
             for index in range(len(steps)):
                 row = {name: column[index] for name, column in columns.items()}
                 self.add({name: v for name, v in row.items() if not math.isnan(v)}, settings, facts)
             return
         self.rows += len(steps)
-        named = dict(columns)
-        if "train" in named:
-            named.setdefault("loss", named.pop("train"))
-        extend(here.steps, named, len(steps))
+        here, count = self.starts[-1], len(steps)
+        evaluated = [False] * count
+        for name in {"val", "bpb"} & set(columns):
+            evaluated = [now or not math.isnan(v) for now, v in zip(evaluated, columns[name], strict=True)]
+        if any(evaluated):
+            rows = {
+                name: list(compress(columns[name], evaluated))
+                for name in columns
+                if name in Evaluations.NAMES
+            }
+            if "loss" in columns:
+                rows.setdefault("train", list(compress(columns["loss"], evaluated)))
+            extend(here.evaluations, rows, sum(evaluated))
+        trained = [not one for one in evaluated]
+        for name in set(_OF_A_STEP) & set(columns) if any(evaluated) else ():
+            trained = [now or not math.isnan(v) for now, v in zip(trained, columns[name], strict=True)]
+        named = {name: list(compress(columns[name], trained)) for name in columns if name in Steps.NAMES}
+        if "train" in columns:
+            named.setdefault("loss", list(compress(columns["train"], trained)))
+        extend(here.steps, named, sum(trained))
         here.evaluated = len(here.evaluations)
+
+    def _goes_on(self, steps: list[float], facts: dict[str, Any]) -> bool:
+        """Do these steps only follow each other and what is there?"""
+        if self._fresh or not self.starts or len(self._again) or not all(map(lt, steps, steps[1:])):
+            return False
+        here = self.starts[-1]
+        seen = [columns.step[-1] for columns in (here.steps, here.evaluations) if len(columns)]
+        return here.facts is facts and all(steps[0] > step for step in seen)
 
     def _new(self, settings: dict[str, Any], facts: dict[str, Any]) -> OneStart:
         self._fresh = False
         self.starts.append(OneStart(settings, facts))
         if len(self.starts) > MOST_STARTS:
             go_on(self.starts[0], self.starts.pop(1))
-        if sum(map(len, self.starts)) > MOST_ROWS_OF_ALL:
+        many = len(self.starts) > 1 and len(self.starts[-2]) > MOST_ROWS_OF_ALL // MOST_STARTS
+        if many and sum(map(len, self.starts)) > MOST_ROWS_OF_ALL:
             for start in self.starts:
                 thin(start.steps)
                 thin(start.evaluations)
@@ -123,7 +142,8 @@ class Runs:
                     {n: list(getattr(self._again, n)) for n in Evaluations.NAMES},
                     len(self._again),
                 )
-        self._again = Evaluations()
+        if len(self._again):
+            self._again = Evaluations()
         here.steps.append(**row)
         if len(here.steps) >= MOST_ROWS:
             thin(here.steps)

@@ -10,18 +10,24 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from onecard.report.reading.formats import CSV, TABLE
-from onecard.report.reading.lines import Row, value_of
+from onecard.report.reading.lines import Row, decimals, value_of
 from onecard.report.reading.names import column_of, words
 from onecard.report.reading.numbers import cell
 
 _HEADER = re.compile(r"st[e]p|iter|paso|schritt|update", re.IGNORECASE)
+_HEADERS_OTHER = re.compile(r"loss|rdida|verlust|val|train|entren|bpb|lr|rate|token", re.IGNORECASE)
+_LONGEST_HEADER = 20_000
 _RULE = re.compile(r"[\s|+:=_\u2500-\u257f-]*")
 _WIDE, _NARROW = re.compile(r"\s{2,}|\t"), re.compile(r"\s+")
 _COUNTS = ("step", "tokens", "tokens_per_s")
 _MOST_CELLS = 400
+_MOST_WORDS = 12
 _LOSSES = ("loss", "train", "val", "bpb")
+_UNIT_BEHIND = re.compile(r"[(\[]\s*(?:b|m|k|%|nats)\s*[)\]]\s*$", re.IGNORECASE)
+_MARKS = re.compile(r"[*`\"']")
 _UNITS = {"b": 1e9, "m": 1e6, "k": 1e3}
 
 
@@ -33,6 +39,7 @@ class Table:
     columns: dict[str, tuple[int, float]]  # by name: which cell, and its factor
     width: int
     lines_without_rows: int = 0
+    decimals: int = -1  # of the last cell, in the row before
 
     @property
     def format(self) -> str:
@@ -46,12 +53,12 @@ class Table:
             return None
         if step < 0 or not float(step).is_integer() or step > 1e12:
             return None
-        row: Row = {"step": step}
-        last = len(cells) - 1 if cut and cells[-1].strip()[-1:].isdigit() else -1
-        if last == at:
+        before, self.decimals = self.decimals, decimals(cells[-1].strip())
+        if cut and (len(cells) < self.width or not _is_whole(cells[-1].strip(), before)):
             return None
+        row: Row = {"step": step}
         for name, (index, factor) in self.columns.items():
-            if name == "step" or index >= len(cells) or index == last:
+            if name == "step" or index >= len(cells):
                 continue
             value = cell(cells[index], counts=name in _COUNTS)
             if value is not None and (sound := value_of(name, repr(value), factor)) is not None:
@@ -90,13 +97,22 @@ class Table:
         return found
 
 
+def _is_whole(text: str, decimals_before: int) -> bool:
+    """Of the last cell of a text: is nothing of it lost?"""
+    if text[-1:].isdigit():
+        return decimals(text) > 0 and decimals(text) == decimals_before
+    return text[-1:] not in ".,+-"
+
+
 def header(line: str) -> Table | None:
     """The table that this line begins."""
-    if len(line) > 20_000 or not _HEADER.search(line):
+    if len(line) > _LONGEST_HEADER or not (_HEADER.search(line) and _HEADERS_OTHER.search(line)):
         return None
     for separator in ("|", "\t", ";", ",", "wide", "narrow"):
         cells = split(line, separator)
-        if cells is None or len(cells) < 2:
+        if separator == "narrow" and cells is not None and len(cells) > _MOST_WORDS:
+            continue
+        if cells is None or len(cells) < 2 or not any(_name_of(text) == "step" for text in cells):
             continue
         columns = _columns(cells)
         if "step" in columns and len(columns) > 1 and (set(_LOSSES) | {"lr", "tokens"}) & set(columns):
@@ -114,12 +130,11 @@ def is_rule(line: str) -> bool:
 def _columns(cells: Sequence[str]) -> dict[str, tuple[int, float]]:
     found: dict[str, tuple[int, float]] = {}
     for index, text in enumerate(cells):
-        plain = re.sub(r"[*`\"']", "", text).strip()
+        if (name := _name_of(text)) is None:
+            continue
+        plain = _MARKS.sub("", text).strip()
         unit = match[1].lower() if (match := re.search(r"[(\[]\s*(\w+|%)\s*[)\]]\s*$", plain)) else ""
-        name = column_of(
-            re.sub(r"[(\[]\s*(?:b|m|k|%|nats)\s*[)\]]\s*$", "", plain, flags=re.IGNORECASE), whole=True
-        )
-        if name is None or len(words(plain)) > 6:
+        if len(words(plain)) > 6:
             continue
         factor = _UNITS.get(unit, 1.0) if name == "tokens" else 1.0
         if name == "mfu" and ("%" in plain or "perc" in plain.lower() or "pct" in plain.lower()):
@@ -130,6 +145,14 @@ def _columns(cells: Sequence[str]) -> dict[str, tuple[int, float]]:
             name, factor = "ms", 1000.0 if name == "s" or unit == "s" else 1.0
         found.setdefault(name.rstrip("?"), (index, factor))
     return found
+
+
+@lru_cache(maxsize=4096)
+def _name_of(text: str) -> str | None:
+    """What a header's cell names."""
+    return (
+        column_of(_UNIT_BEHIND.sub("", _MARKS.sub("", text).strip()), whole=True) if len(text) < 120 else None
+    )
 
 
 def split(line: str, separator: str, width: int = 0) -> list[str] | None:
@@ -162,34 +185,35 @@ class SlashLists:
     """`0/500/1000: 10.9/5.9/5.0`, and steps in one line with losses in the next ones."""
 
     def __init__(self) -> None:
-        self._steps: list[float] | None = None
+        self._rows: list[Row] = []
 
-    def rows(self, line: str, *, cut: bool = False) -> list[Row]:
+    def rows(self) -> list[Row]:
+        """Those of the lines taken so far, which are done with that."""
+        rows, self._rows = self._rows, []
+        return [row for row in rows if len(row) > 1]
+
+    def take(self, line: str, *, cut: bool = False) -> bool:
+        """Are there such lists in this line?"""
         lists = list(_LIST.finditer(line))
-        if not lists or (cut and lists[-1].end() == len(line)):
-            return []
-        labels = [line[a:b] for a, b in _between(lists)]
+        if not lists or (cut and not line[lists[-1].end() :].strip(" .,/")):
+            return False
+        labels = [line[begin:end].strip(" :=(\t,;") for begin, end in _between(lists)]
         values = [_items(found[0]) for found in lists]
-        place = next(
-            (n for n, label in enumerate(labels) if column_of(label.strip(" :=(\t")) == "step"), None
-        )
-        if place is None and self._steps is None and len(values) > 1 and _are_steps(values[0]):
+        place = next((n for n, label in enumerate(labels) if column_of(label) == "step"), None)
+        if place is None and not self._rows and len(values) > 1 and _are_steps(values[0]):
             place = 0
         if place is not None:
-            if not _are_steps(values[place]):
-                return []
-            self._steps = values[place]
-        if self._steps is None:
-            return []
-        rows: list[Row] = [{"step": step} for step in self._steps]
+            if self._rows or not _are_steps(values[place]):
+                return False
+            self._rows = [{"step": step} for step in values[place]]
         for n, (label, column) in enumerate(zip(labels, values, strict=True)):
-            if n == place or len(column) != len(rows):
+            if n == place or len(column) != len(self._rows):
                 continue
-            name = (column_of(label.strip(" :=(\t,;")) or ("loss" if place is not None else "")).rstrip("?")
+            name = (column_of(label) or ("loss" if place is not None else "")).rstrip("?")
             if name in _LOSSES:
-                for row, value in zip(rows, column, strict=True):
+                for row, value in zip(self._rows, column, strict=True):
                     row.setdefault(name, value)
-        return [row for row in rows if len(row) > 1]
+        return bool(self._rows)
 
 
 def _between(lists: Sequence[re.Match[str]]) -> list[tuple[int, int]]:

@@ -20,9 +20,10 @@ _ERASED = re.compile(r".?\x08")
 _NEXT_OBJECT = re.compile(r"\} {0,4}, {0,4}\{")
 # What of a byte order mark or of UTF-8 is seen where it was read in another encoding.
 _MISREAD = re.compile(r"[^\x00-\x7f]{2,}")
-_MISREAD_AS = ("mac_roman", "cp1252", "latin-1")
+_FIRST_IN_LATIN = "\u00c2\u00c3\u00c4\u00c5\u00ce\u00cf\u00e2\u00ef\u00f0"
 # Of UTF-8's first bytes what those encodings show.
 _SIGNS_OF_IT = re.compile("[\u221a\u201a\u00ac\u00c2\u00c3\u00e2\uf8ff\u00f0\u2248\u0192]")
+_UNKNOWN = "\ufffd"  # stands for bytes that are no text
 _SAME = (
     ("\u00a0", " "), ("\u202f", " "), ("\u2009", " "), ("\u2212", "-"), ("\u2502", "|"), ("\u2503", "|"),
     ("\ufeff", ""), ("\u2044", "/"), ("\u2026", "..."),
@@ -33,6 +34,8 @@ def blocks(source: bytes | BinaryIO, size: int = BLOCK) -> Iterator[str]:
     """Cleaned text in pieces that end where a line ends; only the last one may have no line feed behind it."""
     stream = BytesIO(source) if isinstance(source, bytes) else source
     first = stream.read(max(size, 4000))
+    if is_binary(first):
+        return
     decoder = codecs.getincrementaldecoder(encoding_of(first))(errors="replace")
     waiting, chunk = "", first
     while chunk:
@@ -57,6 +60,13 @@ def encoding_of(start: bytes) -> str:
         ):
             return name
     return "utf-8-sig"
+
+
+def is_binary(start: bytes) -> bool:
+    """Is this the beginning of something else than text?"""
+    text = start[: 1 << 16].decode(encoding_of(start), errors="replace")
+    strange = text.count(_UNKNOWN) + sum(text.count(chr(code)) for code in (*range(8), 14, 15, 16, 17, 127))
+    return len(text) > 64 and 8 * strange > len(text)
 
 
 def _whole_lines(text: str, *, ends: bool) -> tuple[str, str]:
@@ -88,7 +98,7 @@ def clean(text: str) -> str:
         text = text.replace("\x00", "")
     if text.isascii():
         return text
-    if _SIGNS_OF_IT.search(text):
+    if _SIGNS_OF_IT.search(text) and 50 * text.count(_UNKNOWN) < len(text):
         text = _MISREAD.sub(_put_right, text)
     for seen, meant in _SAME:
         if seen in text:
@@ -98,14 +108,15 @@ def clean(text: str) -> str:
 
 def _put_right(found: re.Match[str]) -> str:
     """UTF-8 that was read as one byte a character: only where all of it is valid UTF-8 again."""
-    for name in _MISREAD_AS:
-        try:
-            return found[0].encode(name).decode("utf-8")
-        except UnicodeError:
-            continue
-    try:  # Windows leaves five bytes without a character, and programs then keep the byte
-        single = b"".join(c.encode("latin-1" if "\x80" <= c <= "\x9f" else "cp1252") for c in found[0])
-        return single.decode("utf-8")
+    # What UTF-8 begins with looks otherwise in each: what is an accented letter here is none there.
+    if found[0][0] in _FIRST_IN_LATIN:
+        # Windows leaves five bytes without a character, and programs then keep the byte.
+        pieces = (c.encode("latin-1" if "\x80" <= c <= "\x9f" else "cp1252", "replace") for c in found[0])
+        single = b"".join(pieces)
+    else:
+        single = found[0].encode("mac_roman", "replace")
+    try:
+        return found[0] if b"?" in single else single.decode("utf-8")
     except UnicodeError:
         return found[0]
 
