@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onecard.config.knobs import knobs, load_config
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
-from onecard.doctor.asked import MOST, Asked, asked, without_names
+from onecard.doctor.asked import Asked, asked, without_names
 from onecard.doctor.diagnosis import Diagnosis
 from onecard.doctor.frames import moment_of
 from onecard.doctor.memory import Case
@@ -20,7 +19,8 @@ from onecard.errors import UserError
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.language import _, english
 from onecard.plan.machine import Figures, Target, find_target
-from onecard.terminal import columns, hanging, say, show, show_json
+from onecard.report.source import content_of
+from onecard.terminal import columns, hanging, show, show_json
 
 WIDTH = 100
 LEVELS = {"ok": "ok     ", "warning": "warning", "wrong": "wrong  "}
@@ -34,6 +34,9 @@ class Flags:
     vram_limit: float | None = None
     vram_reserve: float | None = None
     json: bool = False
+    full: bool = False
+    apply: bool = False
+    yes: bool = False
 
 
 def doctor_command(source: str | None, flags: Flags) -> int:
@@ -93,24 +96,12 @@ def _config(path: str | None) -> RunConfig | None:
 
 
 def _content(source: str) -> bytes:
-    if source == "-":
-        if sys.stdin.isatty():
-            say(_("paste the error, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
-        return sys.stdin.buffer.read(MOST)
-    path = Path(source)
-    try:
-        if path.is_dir():
-            path = path / "log.txt"
-        with path.open("rb") as file:
-            return file.read(MOST)
-    except FileNotFoundError:
+    if source != "-" and Path(source).is_dir() and not (Path(source) / "log.txt").exists():
         raise UserError(
-            _("there is no file {path}").format(path=path), hint=_("`onecard doctor -` reads what you paste")
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(
-            _("{path} cannot be read").format(path=path), str(getattr(error, "strerror", None) or error)
-        ) from None
+            _("there is no log in {path}").format(path=source),
+            hint=_("`onecard doctor -` reads what you paste"),
+        )
+    return content_of(source)
 
 
 # --- for people -------------------------------------------------------------------------------------
@@ -123,7 +114,11 @@ def lines_of(found: Diagnosis) -> list[str]:
     for evidence in found.evidence:
         lines += hanging("  " + evidence.text, wide, 4)
     for cure in found.cures:
-        what = [_("in nanoGPT") if cure.trainer == "nanogpt" else _("here: {command}").format(command=cure.command)]
+        what = [
+            _("in nanoGPT")
+            if cure.trainer == "nanogpt"
+            else _("here: {command}").format(command=cure.command)
+        ]
         figures = [f"{cure.bytes / 2**30:.2f} GiB", _("{n:.2f} to spare").format(n=cure.spare / 2**30)]
         if cure.tokens_per_s:
             figures.append(_("{n:,.0f} tokens/s").format(n=cure.tokens_per_s))
@@ -148,7 +143,9 @@ def _machine(flags: Flags) -> int:
         wide = max(map(len, names.values()))
         lines: list[str] = []
         for check in checks:
-            lines += hanging(f"{names[check.level]:<{wide}}  {check.text}", columns(of_a_pipe=WIDTH), wide + 2)
+            lines += hanging(
+                f"{names[check.level]:<{wide}}  {check.text}", columns(of_a_pipe=WIDTH), wide + 2
+            )
             if check.mend:
                 lines += hanging(" " * (wide + 2) + f"→ {check.mend}", columns(of_a_pipe=WIDTH), wide + 4)
         show("\n".join(lines))

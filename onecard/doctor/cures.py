@@ -121,7 +121,9 @@ def in_theirs(config: RunConfig, target: Target) -> InTheirs | None:
     return InTheirs(question, target) if isinstance(question.shape, GPT2Shape) else None
 
 
-def nanogpt_cures(theirs: InTheirs, *, compiled: bool, can_compile: bool = True, reserve: int = 0) -> list[Cure]:
+def nanogpt_cures(
+    theirs: InTheirs, *, compiled: bool, can_compile: bool = True, reserve: int = 0
+) -> list[Cure]:
     """Settings of nanoGPT that run, the fastest first, comfortable ones before tight ones; at most three."""
     found = list(_candidates(theirs, compiled, can_compile, reserve))
     found.sort(key=lambda cure: (not cure.is_comfortable, -(cure.tokens_per_s or 0), len(cure.lines)))
@@ -159,7 +161,9 @@ def _candidates(theirs: InTheirs, compiled: bool, can_compile: bool, reserve: in
             comfortable = spare >= COMFORT
 
 
-def _changes(config: RunConfig, batch: int, turn: bool, compiled: bool, accumulation: int) -> tuple[Line, ...]:
+def _changes(
+    config: RunConfig, batch: int, turn: bool, compiled: bool, accumulation: int
+) -> tuple[Line, ...]:
     lines = []
     if batch != config.batch_size:
         lines.append(Line("batch_size", batch, config.batch_size))

@@ -169,7 +169,9 @@ def _tensor_evidence(case: Case, found: tuple[Tensor, ...]) -> list[Evidence]:
     segment = which(tried, None).segment
     if segment is not None and not found:
         text = (
-            _("2.00 MiB is what PyTorch takes for any tensor of up to 1 MiB: the size names no tensor, the card was full")
+            _(
+                "2.00 MiB is what PyTorch takes for any tensor of up to 1 MiB: the size names no tensor, the card was full"
+            )
             if segment == 2
             else _("20.00 MiB is what PyTorch takes for any tensor of 1 to 10 MiB: the size names no tensor")
         )
@@ -219,9 +221,9 @@ def _card_evidence(message: OutOfMemory) -> list[Evidence]:
     if message.allowed is not None and message.free is not None and message.tried is not None:
         found.append(
             Evidence(
-                _("this process may take {allowed:.2f} GiB (set_per_process_memory_fraction); the card has {free:.2f} GiB free").format(
-                    allowed=message.allowed.middle / GIB, free=message.free.middle / GIB
-                )
+                _(
+                    "this process may take {allowed:.2f} GiB (set_per_process_memory_fraction); the card has {free:.2f} GiB free"
+                ).format(allowed=message.allowed.middle / GIB, free=message.free.middle / GIB)
             )
         )
     elif message.capacity is not None and message.free is not None:
@@ -229,7 +231,9 @@ def _card_evidence(message: OutOfMemory) -> list[Evidence]:
             capacity=message.capacity.middle / GIB, free=message.free.middle / GIB
         )
         if message.allocated is not None:
-            text += _(", {allocated:.2f} in PyTorch's tensors").format(allocated=message.allocated.middle / GIB)
+            text += _(", {allocated:.2f} in PyTorch's tensors").format(
+                allocated=message.allocated.middle / GIB
+            )
         if others := _others(message):
             text += _(", {others:.2f} held by other programs").format(others=others / GIB)
         found.append(Evidence(text))
@@ -270,7 +274,9 @@ def _what(case: Case, theirs: InTheirs | None) -> tuple[str, list[Evidence]]:
     if _is_limit(message):
         return _("The process ran into its own limit {when}; the card was not full.").format(when=when), []
     if _was_not_full(message):
-        return _("The card was not full: it had several times as much free as was tried ({when}).").format(when=when), []
+        return _("The card was not full: it had several times as much free as was tried ({when}).").format(
+            when=when
+        ), []
     if others > GIB:
         text = _("The card was full {when}, and {n:.2f} GiB of it belonged to other programs.")
         return text.format(when=when, n=others / GIB), []
@@ -279,10 +285,14 @@ def _what(case: Case, theirs: InTheirs | None) -> tuple[str, list[Evidence]]:
     bill = theirs.bill(theirs.config.batch_size, compiled=case.compiled)
     need, there = (bill.reserved + CONTEXT) / GIB, theirs.target.allowed / GIB
     figures = Evidence(
-        _("nanoGPT at this config: {need:.2f} GiB predicted, {there:.2f} there").format(need=need, there=there)
+        _("nanoGPT at this config: {need:.2f} GiB predicted, {there:.2f} there").format(
+            need=need, there=there
+        )
     )
     if _fits_alone(case, theirs):
-        text = _("It ran out {when}, though this config fits with {n:.2f} GiB to spare: something else held them.")
+        text = _(
+            "It ran out {when}, though this config fits with {n:.2f} GiB to spare: something else held them."
+        )
         return text.format(when=when, n=max(0.0, there - need)), [figures]
     return _("The card is too small for this config: it ran out {when}.").format(when=when), [figures]
 

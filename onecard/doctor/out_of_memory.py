@@ -96,7 +96,8 @@ _ANCHOR = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _PREFIX = re.compile(
-    r"^[ \t>|*`]*(?:\[?(?:default|rank)?\s?\d{1,4}\]?:\s?|\(\w{1,20} pid=\d{1,9}[^)\n]{0,40}\)\s?)", re.MULTILINE
+    r"^[ \t>|*`]*(?:\[?(?:default|rank)?\s?\d{1,4}\]?:\s?|\(\w{1,20} pid=\d{1,9}[^)\n]{0,40}\)\s?)",
+    re.MULTILINE,
 )
 _RANK = re.compile(r"\[?rank\s?(\d{1,4})\]?:|\(RayWorker\w{0,20} pid|\[default(\d{1,4})\]:")
 
@@ -210,7 +211,10 @@ def _with_amounts(message: OutOfMemory, words: str) -> OutOfMemory:
     unnamed: list[Amount] = []
     for found in _AMOUNT.finditer(words):
         value = amount(found[1], found[2])
-        before, after = words[max(0, found.start() - 60) : found.start()], words[found.end() : found.end() + 70]
+        before, after = (
+            words[max(0, found.start() - 60) : found.start()],
+            words[found.end() : found.end() + 70],
+        )
         if process := _PROCESS.search(before):
             if value.low < ABSURD:
                 others.append((int(process[1]), value))

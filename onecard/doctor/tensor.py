@@ -117,7 +117,9 @@ def _activations(d: Dimensions) -> Iterator[Tensor]:
             N_("attention scores of all heads: attention without flash kernels"),
             (B, d.heads, T, T), item, _BOTH, 4 * likely,
         )  # fmt: skip
-    yield Tensor(N_("queries' gradient in fp32"), (B, T, d.heads, -(-Dh // 32) * 32), 4, frozenset((BACKWARD,)), 1)
+    yield Tensor(
+        N_("queries' gradient in fp32"), (B, T, d.heads, -(-Dh // 32) * 32), 4, frozenset((BACKWARD,)), 1
+    )
     yield Tensor(N_("dropout mask, or a mask of values"), (B, T, D), 1, _BOTH, 1)
     yield Tensor(N_("attention mask or its dropout mask"), (B, d.heads, T, T), 1, _BOTH, 1)
     yield Tensor(N_("causal masks, fp32"), (T, T), 4, frozenset((LOADING, FORWARD)), 1)
@@ -143,7 +145,9 @@ def _weights(d: Dimensions) -> Iterator[Tensor]:
     for item, likely in ((4, 1.0), (2, 0.8)):
         yield Tensor(embedding, (V, D), item, _STATES | _FORWARDS, 4 * likely)
         if d.positions:
-            yield Tensor(N_("position embeddings, or a gradient or state of them"), (T, D), item, _STATES, likely)
+            yield Tensor(
+                N_("position embeddings, or a gradient or state of them"), (T, D), item, _STATES, likely
+            )
         for shape, role in matrices.items():
             yield Tensor(role, shape, item, _STATES | _FORWARDS, 3 * likely)
             if d.stacked:

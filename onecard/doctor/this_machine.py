@@ -216,7 +216,11 @@ def _compile(seen: Seen) -> list[Check]:
     if seen.torch_version is None:
         return []
     if seen.compiler is None:
-        mend = "sudo apt install build-essential" if sys.platform.startswith("linux") else _("install a C compiler")
+        mend = (
+            "sudo apt install build-essential"
+            if sys.platform.startswith("linux")
+            else _("install a C compiler")
+        )
         return [Check(WARNING, _("no C compiler: torch.compile does not work, runs are slower"), mend)]
     if seen.gpus and seen.triton is None:
         mend = "pip install triton-windows" if sys.platform == "win32" else "pip install triton"
@@ -245,7 +249,13 @@ def _disks(seen: Seen) -> list[Check]:
     text = _("disk: {free:.1f} GB free in {folder}").format(free=seen.disk_free / 1e9, folder=seen.folder)
     if seen.disk_free >= LEAST_DISK:
         return [Check(OK, text)]
-    return [Check(WARNING, text, _("a 124M run keeps three checkpoints of 1.5 GB: make room, or --out_dir elsewhere"))]
+    return [
+        Check(
+            WARNING,
+            text,
+            _("a 124M run keeps three checkpoints of 1.5 GB: make room, or --out_dir elsewhere"),
+        )
+    ]
 
 
 def _heat(seen: Seen) -> list[Check]:

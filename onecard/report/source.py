@@ -28,9 +28,7 @@ def content_of(source: str) -> bytes:
 def _content(source: str) -> bytes:
     """One byte more than a log may have is enough to refuse it."""
     if source == "-":
-        if sys.stdin.isatty():
-            say(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
+        return _paste()
     path = Path(source)
     of_a_run = path.is_dir() and (path / "log.txt").exists()
     try:
@@ -45,6 +43,19 @@ def _content(source: str) -> bytes:
         raise UserError(
             _("{path} cannot be read").format(path=source), str(getattr(error, "strerror", None) or error)
         ) from None
+
+
+# What was pasted can be read once, and `onecard -` looks at it before the verb that answers does.
+_pasted: tuple[object, bytes] | None = None
+
+
+def _paste() -> bytes:
+    global _pasted
+    if _pasted is None or _pasted[0] is not sys.stdin:
+        if sys.stdin.isatty():
+            say(_("paste it, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
+        _pasted = (sys.stdin, sys.stdin.buffer.read(MAX_BYTES + 1))
+    return _pasted[1]
 
 
 def named(source: str) -> str:
