@@ -143,8 +143,13 @@ class Loss:
         return loss_text(self.value)
 
 
-def loss_text(value: float) -> str:
-    return number(value, ".3f" if value < 2 else ".2f")
+def loss_text(value: float, like: float | None = None) -> str:
+    """With as many digits as say something; the ends of a range with as many as each other (`like`)."""
+    return number(value, ".3f" if max(value, like if like is not None else value) < 2 else ".2f")
+
+
+def range_texts(low: float, high: float) -> tuple[str, str]:
+    return loss_text(low, high), loss_text(high, low)
 
 
 def last_loss(facts: RunFacts) -> Loss | None:
@@ -244,7 +249,7 @@ def pace_of(facts: RunFacts) -> Pace:
 
 
 def sample_of(facts: RunFacts) -> Sample | None:
-    """The newest text that the run has generated: of its folder, else of its log."""
+    """The newest text in the run's folder that its model has generated."""
     if facts.folder:
         newest = sorted(Path(facts.folder, "samples").glob("step-*.txt"), reverse=True)[:1]
         for path in newest:
@@ -252,5 +257,4 @@ def sample_of(facts: RunFacts) -> Sample | None:
                 text = read_bounded(path, _MOST_OF_A_SAMPLE).decode("utf-8", "replace").strip()
                 step = path.stem.removeprefix("step-")
                 return Sample(text, int(step) if step.isdigit() else None) if text else None
-    text = facts.log.facts.get("sample")
-    return Sample(text.strip()) if isinstance(text, str) and text.strip() else None
+    return None

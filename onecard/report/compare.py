@@ -56,7 +56,7 @@ class Side:
 
     @property
     def error(self) -> float:
-        """Of one value of the curve: what the rows on either side do not explain, and the evaluation's own."""
+        """Of one value of the curve: what the rows around it do not explain, and the evaluation's own."""
         rests = []
         late = self.curve[len(self.curve) // 3 :]
         for (s, a), (t, b), (u, c) in zip(late, late[1:], late[2:], strict=False):

@@ -111,6 +111,8 @@ def course_of(facts: RunFacts, pace: Pace, money: Money) -> Course:
         if pace.step_s is not None:
             so_far = facts.step * pace.step_s + len(facts.log.evaluations) * pace.evaluation_s
     left = pace.left_s
+    if facts.last_step is not None and facts.step >= facts.last_step:
+        left = 0.0
     if left is None and pace.step_s is not None and facts.last_step is not None:
         left = max(0, facts.last_step - facts.step) * pace.step_s
     seconds = Amount(so_far, left)

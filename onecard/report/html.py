@@ -19,7 +19,7 @@ from onecard.files import write_text
 from onecard.language import _, number, wanted_language
 from onecard.plan.amounts import duration
 from onecard.plan.show import span
-from onecard.report.answer import Report, loss_text, perplexity
+from onecard.report.answer import Report, loss_text, perplexity, range_texts
 from onecard.report.figure import Words, loss_figure, strip
 from onecard.report.plotting import Curves, Scale, curves_of, rates_of, speeds_of
 from onecard.report.rows import kwh, run_line
@@ -111,7 +111,7 @@ def _tiles(report: Report) -> list[Tile]:
         found.append(Tile(loss.name, loss.text, more))
     if end is not None:
         at = _("at step {n:,}").format(n=end.step)
-        found.append(Tile(_("expected end"), f"{loss_text(end.low)}–{loss_text(end.high)}", at))
+        found.append(Tile(_("expected end"), "–".join(range_texts(end.low, end.high)), at))
     pace = course.pace
     if pace.tokens_per_s is not None:
         more = _("true MFU {share:.0%}").format(share=pace.mfu) if pace.mfu is not None else ""

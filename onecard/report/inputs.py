@@ -14,7 +14,8 @@ from onecard.report.run_folder import RunFolder, run_folder
 from onecard.report.source import content_of, named
 
 _LOOKED_AT = 2**16
-_ERRORS = re.compile(rb"Traceback \(most recent call last\)|OutOfMemoryError|CUDA error|Segmentation fault")
+_MOST_OF_A_SAMPLE = 2**14
+_RULE = re.compile(rb"(?m)^-{15}\r?$")
 # In the folder of a run: its log by the names that programs give it, the best first.
 _NAMES = ("log.txt", "trainer_state.json", "checkpoint-*/trainer_state.json", "metrics.jsonl")
 _ENDINGS = (".log", ".csv", ".tsv", ".jsonl", ".txt")
@@ -27,6 +28,7 @@ class Input:
     source: str
     log: Log
     folder: RunFolder | None
+    sample: str = ""  # text of the run's model, where it stands in the log
 
     @property
     def name(self) -> str:
@@ -40,7 +42,27 @@ def read_input(source: str) -> Input:
     log = reading.read(content)
     if log is None:
         raise _nothing(source, content)
-    return Input(source, log, run_folder(source))
+    return Input(source, log, run_folder(source), pasted_sample(content))
+
+
+def pasted_sample(content: bytes) -> str:
+    """The last text of a model in a log: nanochat's lines from <|bos|> on, or what nanoGPT's sample.py prints
+    between two rules."""
+    if (end := content.rfind(b"<|bos|>")) >= 0:
+        lines = (
+            content[max(0, end - _LOOKED_AT) : end + _MOST_OF_A_SAMPLE]
+            .decode("utf-8", "replace")
+            .splitlines()
+        )
+        last = max(n for n, line in enumerate(lines) if "<|bos|>" in line)
+        first = last
+        while first and "<|bos|>" in lines[first - 1]:
+            first -= 1
+        return "\n".join(line.partition("<|bos|>")[2].strip() for line in lines[first : last + 1])
+    found = list(_RULE.finditer(content, max(0, content.rfind(b"-" * 15) - _LOOKED_AT)))
+    if len(found) < 2:
+        return ""
+    return content[found[-2].end() : found[-1].start()].decode("utf-8", "replace").strip()
 
 
 def _is_folder(source: str) -> bool:
@@ -74,39 +96,12 @@ def _log_in(folder: Path) -> Path:
 
 
 def _nothing(source: str, content: bytes) -> UserError:
-    """Why there is no report."""
-    head = content[:_LOOKED_AT]
-    name = named(source)
-    if not content.strip():
-        return UserError(_("{source} is empty").format(source=name), exit_code=1)
-    if _is_binary(head):
-        return UserError(
-            _("{source} is not text").format(source=name),
-            _("a report is made from what a training program printed, or from a table"),
-            "onecard report train.log",
-            exit_code=1,
-        )
-    if found := _ERRORS.search(content):
-        what = _("in {source} is an error, and no loss").format(source=name)
-        why = found[0].decode()
-        if b"OutOfMemory" in content or b"out of memory" in content:
-            hint = _("which setting fits: onecard plan CONFIG.py; why nanoGPT's does not: --as nanogpt")
-            return UserError(what, why, hint, exit_code=1)
-        return UserError(what, why, _("add the lines with losses that came before it"), exit_code=1)
-    return UserError(
-        _("no losses were found in {source}").format(source=name),
-        _("known are logs of nanoGPT, nanochat, onecard, llm.c, LitGPT, Hugging Face, and tables"),
-        _("such lines are: {line}").format(line="step 500: train loss 5.8600, val loss 5.8612"),
-        exit_code=1,
-    )
-
-
-def _is_binary(head: bytes) -> bool:
-    """UTF-16 has NULs in every second place, and one of two marks in front; other text has none."""
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return False
-    nulls = head.count(0)
-    if nulls and max(head[0::2].count(0), head[1::2].count(0)) > 0.4 * len(head) > nulls * 0.4:
-        return nulls > 0.6 * len(head)
-    control = sum(head.count(sign) for sign in (*range(1, 7), *range(14, 27)))
-    return nulls > 0 or control > 0.05 * len(head)
+    """Why there is no report. Of an error message the cure is what helps, and for memory there is plan."""
+    found = reading.seen(content)
+    if found.kind != "traceback":
+        return found.error(named(source))
+    what = _("{source}: it is an error message, and no loss is in it").format(source=named(source))
+    hint = _("add the lines with losses that came before it")
+    if b"OutOfMemory" in content or b"out of memory" in content:
+        hint = _("which setting fits: onecard plan CONFIG.py; why nanoGPT's does not: --as nanogpt")
+    return UserError(what, hint=hint, exit_code=1)

@@ -18,8 +18,8 @@ from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.plan.answer import Answer, answer, question_of
 from onecard.plan.cost import POWER_SHARE, Cost
-from onecard.plan.largest import USUAL_HOST_RAM, Candidate, best_for_time
-from onecard.plan.machine import Target, find_target
+from onecard.plan.largest import Candidate, best_for_time
+from onecard.plan.machine import USUAL_HOST_RAM, Target, find_target
 from onecard.plan.options import Options
 from onecard.plan.others.as_nanogpt import priced
 from onecard.report.findings import ForecastPoint

@@ -12,7 +12,7 @@ from onecard.errors import UserError
 from onecard.hardware.cards import find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.language import _, english
-from onecard.report.answer import LEAST_LOSSES, Report, losses_seen, report_of
+from onecard.report.answer import LEAST_LOSSES, Report, Sample, losses_seen, report_of
 from onecard.report.config_file import config_from
 from onecard.report.course import Money
 from onecard.report.drawing import Segments, signs_for
@@ -71,6 +71,8 @@ def _with_config(known: Known, path: str | None) -> Known:
 def _report(source: str, known: Known, money: Money) -> Report:
     given = read_input(source)
     report = report_of(given.log, known, given.folder, source=source, name=given.name, money=money)
+    if report.sample is None and given.sample:
+        report = replace(report, sample=Sample(given.sample))
     seen, rows = losses_seen(report.facts), losses_seen(report.facts, numbers=False)
     if seen and rows >= LEAST_LOSSES:
         return report

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from onecard.language import _, joined, number
 from onecard.plan.amounts import FEW_KWH, count, duration
 from onecard.plan.show import span
-from onecard.report.answer import Report, loss_text, perplexity
+from onecard.report.answer import Report, perplexity, range_texts
 from onecard.report.course import Amount
 from onecard.report.findings import ForecastPoint, NextStep
 
@@ -107,9 +107,8 @@ def point_text(point: ForecastPoint) -> str:
     text = _("{low} to {high} at the end of the schedule, step {step:,}")
     if point.case:
         text = _("{low} to {high} at step {step:,} ({case})")
-    return text.format(
-        low=loss_text(point.low), high=loss_text(point.high), step=point.step, case=_(point.case)
-    )
+    low, high = range_texts(point.low, point.high)
+    return text.format(low=low, high=high, step=point.step, case=_(point.case))
 
 
 def _speed(report: Report) -> Iterator[Row]:

@@ -69,7 +69,7 @@ def _pieces(report: Report, width: int, signs: Signs) -> list[Piece]:
     every = [*report.alarms, *first, *rest]
     for rank, each in enumerate(each for each in every if each.text.rstrip(".") not in said):
         lines = _bullet(each.text, each.good, width, signs)
-        found.append(Piece(2 if rank < 2 else 4 if rank < 4 else 7, "reasons", lines))
+        found.append(Piece(4 if rank else 2, "reasons", lines))
     rows = rows_of(report)
     for row, lines in zip(rows, _rows(rows, width), strict=True):
         if lines:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from onecard.language import _, joined, number
 from onecard.plan.amounts import count, duration
-from onecard.report.answer import Report, heaviest, loss_text
+from onecard.report.answer import Report, heaviest, loss_text, range_texts
 from onecard.report.plotting import curves_of, mean_line, round_steps, value_at
 from onecard.report.rows import step_text
 from onecard.report.run_facts import RunFacts, Schedule
@@ -78,8 +78,8 @@ def _forecast(report: Report) -> Section:
             _(point.case) if point.case else _("the end of this schedule"),
             number(point.step, ",d"),
             count(point.tokens) if point.tokens else "–",
-            loss_text(point.loss),
-            f"{loss_text(point.low)} – {loss_text(point.high)}",
+            loss_text(point.loss, point.high),
+            " – ".join(range_texts(point.low, point.high)),
         )
         for point in forecast.points
     )

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from onecard.language import N_, _
 from onecard.plan.amounts import count
-from onecard.report.answer import LEAST_LOSSES, Report, first_loss, loss_text, losses_seen, steps_seen
+from onecard.report.answer import (
+    LEAST_LOSSES,
+    Report,
+    first_loss,
+    loss_text,
+    losses_seen,
+    range_texts,
+    steps_seen,
+)
 
 # By the keys of alarms; what is seen of each is its own sentence, and the first of the reasons.
 _TROUBLE = N_("Not healthy: something has been wrong since step {step:,}.")
@@ -62,12 +70,13 @@ def _second(report: Report) -> str:
     if report.health == "not-healthy":
         return _("Its {name} is {loss} at {at}.").format(name=loss.name, loss=loss.text, at=at)
     if end is not None:
+        low, high = range_texts(end.low, end.high)
         text = _("It stands at {loss} at {at} and should end between {low} and {high}.")
-        return text.format(loss=loss.text, at=at, low=loss_text(end.low), high=loss_text(end.high))
+        return text.format(loss=loss.text, at=at, low=low, high=high)
     shown = report.comparable and place is not None and place.unit == loss.unit
     if shown and place is not None and place.low is not None and place.high is not None:
         text = _("Its {name} is {loss} at {at}, where usual runs of its size end at {low} to {high}.")
-        low, high = loss_text(place.low), loss_text(place.high)
+        low, high = range_texts(place.low, place.high)
         return text.format(name=loss.name, loss=loss.text, at=at, low=low, high=high)
     return _("Its {name} is {loss} at {at}.").format(name=loss.name, loss=loss.text, at=at)
 

@@ -81,7 +81,7 @@ class Journal:
         run, config = self.run, self.run.config
         for note in run.notes:
             self._say_note(note)
-        # nanoGPT's line, which programs read (report/log_patterns.py): English in every language.
+        # nanoGPT's line, which programs read (report/reading/formats.py): English in every language.
         self.display.say(
             f"{run.began}\n"
             f"tokens per iteration will be: {config.tokens_per_step:,}; "

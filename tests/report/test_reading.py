@@ -100,7 +100,7 @@ def contradictions(part: Log | None, name: str) -> list[str]:
         found += [
             f"{key}: {value} for {other[key]}"
             for key, value in said.items()
-            if key in other and key != "progress" and value != other[key]
+            if key in other and key != "progress" and not str(other[key]).endswith(str(value))
         ]
     return found
 

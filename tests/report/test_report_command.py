@@ -12,6 +12,7 @@ import made_reports as made
 import pytest
 
 from onecard.cli import main
+from onecard.report.inputs import pasted_sample
 from onecard.terminal import columns
 
 HEAD = "tokens per iteration will be: 262,144\nnumber of parameters: 53.51M\n"
@@ -68,7 +69,9 @@ def test_two_runs_are_compared(log: str, tmp_path: Path, capsys: pytest.CaptureF
     assert found["by"][0]["beyond_noise"]
 
 
-LOGS = sorted(path for path in (Path(__file__).parent / "logs").glob("*") if path.is_file())
+LOGS = sorted(
+    path for path in (Path(__file__).parent / "logs").glob("*") if path.is_file() and path.suffix != ".toml"
+)
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
@@ -104,6 +107,29 @@ def test_every_kind_of_log_in_every_form(
 
         parsed((tmp_path / "page.html").read_text(encoding="utf-8"))
     capsys.readouterr()
+
+
+NANOCHATS = "<|bos|>The capital of France is Paris.\n<|bos|>If 5*x + 3 = 13, then x is 4.\n"
+NANOGPTS = (
+    "---------------\nan older one\n---------------\nThe river had no name,\nand no end.\n---------------\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sample"),
+    [
+        (NANOCHATS, "The capital of France is Paris.\nIf 5*x + 3 = 13, then x is 4."),
+        (
+            "<|bos|>an older one\nstep 9\n" + NANOCHATS,
+            "The capital of France is Paris.\nIf 5*x + 3 = 13, then x is 4.",
+        ),
+        (NANOGPTS, "The river had no name,\nand no end."),
+        ("---------------\na heading\n", ""),
+        ("", ""),
+    ],
+)
+def test_text_of_the_model_in_a_log_is_its_sample(text: str, sample: str) -> None:
+    assert pasted_sample((lines_of() + text).encode()) == sample
 
 
 NOT_A_RUN = {

@@ -27,7 +27,7 @@ def log_of(reader: Reader) -> Log | None:
     name = reader.votes[family].most_common(1)[0][0] if reader.votes.get(family) else family
     if family in weak or family == formats.JSONL:
         starts = _in_order(starts)
-        for start in starts:
+        for start in starts if family != KEY_VALUE else ():
             _complete(start)
     name = _nanogpt_or_onecard(starts, reader.votes[family]) if family == NANOGPT else name
     curve = whole_curve(starts)

@@ -67,7 +67,7 @@ FORMATS = (
     Format(LLM_C, r"^step 0/0 \| (train )?loss 0 (\(|\| norm)|^val loss 0$|\bs:0 (tel|trl|eval):0",
            evaluated_before=1),
     Format(MODDED, r"\bstep:0/0 (val_loss|train_loss|train_time):0|\bs:0 (val_loss|loss):0"),
-    Format(LITGPT, r"\biter 0 step 0 ?\| loss train: 0|\biter 0: val loss 0, val time",
+    Format(LITGPT, r"\bstep 0 ?\| loss train: 0|\biter 0: val loss 0, val time",
            columns={"val": None}, micro="iter", whole_step="(step)"),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onecard.report.reading.formats import JSONL, KEY_VALUE, Format, format_of
+from onecard.report.reading.formats import HUGGINGFACE, JSONL, KEY_VALUE, Format, format_of
 from onecard.report.reading.names import column_of
 from onecard.report.reading.numbers import NUMBERS, number
 
@@ -56,7 +56,7 @@ class RowPlan:
         """Does it say something about a step?"""
         has = self.columns
         if "step" not in has:
-            return "val" in has or "epoch" in has
+            return "val" in has or "epoch" in has or ("loss" in has and entry.name == HUGGINGFACE)
         if any(name in has for name in _LOSSES):
             return True
         return (entry.name != KEY_VALUE and "ms" in has) or (
@@ -126,8 +126,16 @@ class Shape:
                 rows.append(row)
         return rows
 
+    def without_beginning(self, row: Row) -> Row:
+        """A row without what stands in front of its step: in a text's first line it may be another step's."""
+        columns = self.plans[0].columns
+        step = columns.get("step", (0, 1.0))[0]
+        return {name: value for name, value in row.items() if columns.get(name, (step, 1.0))[0] >= step}
+
     def _is_as_long(self, numbers: Sequence[str]) -> bool:
         """Is the last number a loss with as many decimals as its like?"""
+        if "{" in self.gaps[0] or "e" in numbers[-1].lower():
+            return False  # decimals vary there
         mine = decimals(numbers[-1])
         losses = {
             index for plan in self.plans for name, (index, _f) in plan.columns.items() if name in _LOSSES

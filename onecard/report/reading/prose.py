@@ -110,7 +110,7 @@ RULES: tuple[tuple[str, bool, re.Pattern[str], Callable[[re.Match[str]], Any]], 
          r"(?:MFU\s*(?:of|de|von|:|=|is|at)?\s*[~\u2248]?|[~\u2248])([0-9]{1,3}(?:[.,][0-9]+)?)"
          r"(?:\s?[-\u2013\u2014]\s?([0-9]{1,3}(?:[.,][0-9]+)?))?\s?%(?:\s(?:de\s)?MFU)?", 0, _share),
         ("gpu", False,
-         r"\b(?:(?:RTX|GTX)\s?(?:PRO\s?)?[0-9]{4}\s?(?:Ti)?(?:\sSuper|\sSUPER)?(?:\sLaptop)?|RTX\sA[0-9]{4}"
+         r"\b(?:(?:NVIDIA\s)?(?:GeForce\s)?(?:RTX|GTX)\s?(?:PRO\s?)?[0-9]{4}\s?(?:Ti)?(?:\sSuper|\sSUPER)?(?:\sLaptop)?|RTX\sA[0-9]{4}"
          r"|(?:Tesla\s)?(?:T4|V100|P100|P40|M40)|(?:NVIDIA\s)?(?:A100|H100|H200|A6000|L40S?|L4|A10G?|B200))\b", 0, _gpu),
         ("tokenizer", False, r"GPT-?2(?:'s)?\s(?:BPE|tokeni[sz]er|tokens)|token\w+ (?:original )?(?:de|von) GPT-?2"
          r"|tiktoken gpt2|r50k", _CASE, _plain("gpt2")),
@@ -167,7 +167,13 @@ class Prose:
         plain = line.strip()
         if self._is_announced(plain):
             return True
-        if not plain or self._lines >= MOST_LINES or len(line) > 5000 or not _MAY_MATTER.search(line):
+        if (
+            not plain
+            or self._lines >= MOST_LINES
+            or len(line) > 5000
+            or line.count("|") > 2
+            or not _MAY_MATTER.search(line)
+        ):
             return False
         self._lines += 1
         advice = _ADVICE.search(line) is not None

@@ -93,13 +93,14 @@ class Reader:
             rank = _RANK.match(self._of_other_ranks[0])
             prefix = rank[0] if rank else ""
             self._read_lines(
-                [line[len(prefix) :] for line in self._of_other_ranks if line.startswith(prefix)], ends=True
+                [line[len(prefix) :] for line in self._of_other_ranks if line.startswith(prefix)],
+                ends=True,
+                last=True,
             )
         self._release()
         self._slash_rows()
         self.trainer.finish(self._runs(HUGGINGFACE), self.settings, self.facts)
-        if self.trainer.has_rows:
-            self.votes.setdefault(HUGGINGFACE, Counter())[HUGGINGFACE] += 1
+        self._vote(HUGGINGFACE, int(self.trainer.has_rows))
 
     @property
     def has_rows(self) -> bool:
@@ -203,7 +204,7 @@ class Reader:
     def _slash_rows(self) -> None:
         for row in self._slashes.rows():
             self._vote(formats.TABLE, 1)
-            self._runs(formats.TABLE).add(_row_of_table(row), self.settings, self.facts)
+            self._runs(formats.TABLE).add(row, self.settings, self.facts, evaluated="train" in row)
 
     def _is_of_another_rank(self, line: str) -> bool:
         """Several processes print the same: the first of them is enough, or any where it says nothing."""
@@ -226,6 +227,9 @@ class Reader:
         rows = [
             row for row in shape.rows(numbers, cut=cut) if "step" in row or shape.format.name != KEY_VALUE
         ]
+        if first and rows and not line.lstrip().startswith("{"):
+            rows[0] = shape.without_beginning(rows[0])
+            rows = rows if len(rows[0]) > 1 else rows[1:]
         for row in rows:
             if first and shape.plans[0].bare:
                 self._held = [(shape, row)]
@@ -251,7 +255,7 @@ class Reader:
     def _row(self, shape: Shape, row: Row) -> None:
         entry = shape.format
         if "step" not in row:
-            if entry.name == HUGGINGFACE and "epoch" in row:
+            if entry.name == HUGGINGFACE:
                 self.trainer.row(row)
             elif entry.evaluated_before is not None and "val" in row:
                 self._unplaced = row
@@ -283,6 +287,8 @@ class Reader:
                 self._whole_last_step()
         if "micro" in row:
             self._micro_steps(row)
+        elif entry.micro:
+            row.pop("ms", None)
         waiting, self._shared = self._shared, []
         for earlier in (*(shared for _name, shared in waiting), row):
             self._runs(family).add(earlier, self.settings, self.facts)

@@ -61,9 +61,12 @@ class Runs:
         """A process starts: rows that follow are its own."""
         self._fresh = True
 
-    def add(self, row: Row, settings: dict[str, Any], facts: dict[str, Any]) -> None:
+    def add(
+        self, row: Row, settings: dict[str, Any], facts: dict[str, Any], *, evaluated: bool = False
+    ) -> None:
+        """`evaluated`: is it an evaluation even if only of the training text?"""
         self.rows += 1
-        if "val" in row or "bpb" in row:
+        if evaluated or "val" in row or "bpb" in row:
             self._evaluation(row, settings, facts)
             if not any(name in row for name in _OF_A_STEP):
                 return

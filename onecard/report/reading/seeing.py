@@ -34,7 +34,7 @@ class Seen:
 
     def error(self, source: str) -> UserError:
         """For a person who gave this `source`."""
-        return UserError(f"{source}: {self.what}", self.lacks or None, self.hint or None, exit_code=1)
+        return UserError(f"{source}: {self.what}", self.lacks, self.hint, exit_code=1)
 
 
 def seen(content: bytes | BinaryIO) -> Seen:

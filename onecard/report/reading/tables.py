@@ -100,6 +100,8 @@ class Table:
 def _is_whole(text: str, decimals_before: int) -> bool:
     """Of the last cell of a text: is nothing of it lost?"""
     if text[-1:].isdigit():
+        if "e" in text.lower():
+            return False  # an exponent may have lost a digit
         return decimals(text) > 0 and decimals(text) == decimals_before
     return text[-1:] not in ".,+-"
 
@@ -196,7 +198,7 @@ class SlashLists:
         """Are there such lists in this line?"""
         lists = list(_LIST.finditer(line))
         if not lists or (cut and not line[lists[-1].end() :].strip(" .,/")):
-            return False
+            return bool(lists) and bool(self._rows)
         labels = [line[begin:end].strip(" :=(\t,;") for begin, end in _between(lists)]
         values = [_items(found[0]) for found in lists]
         place = next((n for n, label in enumerate(labels) if column_of(label) == "step"), None)

@@ -42,7 +42,7 @@ def blocks(source: bytes | BinaryIO, size: int = BLOCK) -> Iterator[str]:
         waiting += decoder.decode(chunk)
         chunk = stream.read(size)
         if not chunk:
-            waiting += decoder.decode(b"", final=True)
+            waiting = (waiting + decoder.decode(b"", final=True)).rstrip(_UNKNOWN)
         ready, waiting = _whole_lines(waiting, ends=not chunk)
         if ready:
             yield _without_long_lines(clean(ready))

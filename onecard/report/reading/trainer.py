@@ -70,10 +70,10 @@ class Trainer:
         said = facts.get("last_step")
         votes = {total: count for total, count in self._votes.items() if total > 0}
         total = said or max(votes, key=lambda key: (votes[key], key), default=0)
-        total = total or max(self._bars, default=0) or self._total_by_speed()
-        steps = self._by_bars(total) or self._by_epochs(total)
-        if steps is None:
-            return
+        # An evaluation has a bar of its own.
+        of_evaluations = {total for _step, total, row in self._rows if "val" in row}
+        total = total or max(set(self._bars) - of_evaluations, default=0) or self._total_by_speed()
+        steps = self._by_bars(total) or self._by_epochs(total) or [None] * len(self._rows)
         merged: dict[float, Row] = {}
         if total in self._bars:
             for step, ms in zip(*self._bars[total], strict=True):
