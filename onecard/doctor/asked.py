@@ -9,6 +9,7 @@ from typing import Any
 
 from onecard.config.knobs import knobs, load_config
 from onecard.config.run import RunConfig
+from onecard.doctor.advised import NOTHING_ADVISED, Advised, advised_in
 from onecard.doctor.frames import Buffer, Frame, buffers_of, frames_of
 from onecard.doctor.paste import Pasted, pasted
 from onecard.errors import UserError
@@ -38,6 +39,7 @@ class Asked:
     card: Card | None
     reader: Reader
     is_whole: bool = True  # False: the config is completed from the trainer's defaults
+    advised: Advised = NOTHING_ADVISED
 
 
 def asked(content: bytes, config: RunConfig | None = None, card: Card | None = None) -> Asked:
@@ -50,12 +52,26 @@ def asked(content: bytes, config: RunConfig | None = None, card: Card | None = N
     reader.finish()
     text = "".join(parts)
     frames, buffers = frames_of(text), buffers_of(text)
-    found = pasted(text, frames, buffers, values_of(reader))
+    known = {n: v for n, v in reader.prose.settings.items() if n in _OF_MODEL}
+    advice = advised_in(text, buffers, known if config is None else dict(config.values()))
+    values = values_of(reader)
+    # Of an advice the reader knows the values that it ends with; it is about those that were.
+    values |= advice.was if advice.stages else {}
+    _complete(values, reader)
+    found = pasted(text, frames, buffers, values)
     whole = config is not None or any(name in found.values for name in _OF_MODEL)
     if config is None:
         config = _config(found.values) if whole else None
     return Asked(
-        text, found, tuple(frames), tuple(buffers), config, card or card_of(reader, text), reader, whole
+        text,
+        found,
+        tuple(frames),
+        tuple(buffers),
+        config,
+        card or card_of(reader, text),
+        reader,
+        whole,
+        advice,
     )
 
 
@@ -66,6 +82,16 @@ def values_of(reader: Reader) -> dict[str, Any]:
         for start in runs.starts:
             settings.update(start.settings)
     return {_NAMES.get(name, name): value for name, value in settings.items()}
+
+
+def _complete(values: dict[str, Any], reader: Reader) -> None:
+    """The batch that follows from a step's tokens, where only these are said."""
+    step = {**reader.prose.facts, **reader.facts}.get("tokens_per_step")
+    block, micros = values.get("block_size"), values.get("gradient_accumulation_steps")
+    if "batch_size" in values or not all(isinstance(n, int) and n > 0 for n in (step, block, micros)):
+        return
+    if step % (block * micros) == 0:  # type: ignore[operator]
+        values["batch_size"] = step // (block * micros)  # type: ignore[operator]
 
 
 def card_of(reader: Reader, text: str) -> Card | None:

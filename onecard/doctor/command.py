@@ -9,20 +9,16 @@ from pathlib import Path
 from onecard.config.knobs import knobs, load_config
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
-from onecard.doctor.asked import Asked, asked, without_names
-from onecard.doctor.diagnosis import Diagnosis
-from onecard.doctor.frames import moment_of
-from onecard.doctor.memory import Case
-from onecard.doctor.memory import diagnose as of_memory
-from onecard.doctor.out_of_memory import first
+from onecard.doctor.answering import Limits, diagnose
+from onecard.doctor.apply import apply_cure
+from onecard.doctor.asked import asked, without_names
+from onecard.doctor.show import WIDTH, lines_of
 from onecard.errors import UserError
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.language import _, english
-from onecard.plan.machine import Figures, Target, find_target
 from onecard.report.source import content_of
-from onecard.terminal import columns, hanging, show, show_json
+from onecard.terminal import columns, hanging, say, show, show_json
 
-WIDTH = 100
 LEVELS = {"ok": "ok     ", "warning": "warning", "wrong": "wrong  "}
 
 
@@ -47,41 +43,19 @@ def doctor_command(source: str | None, flags: Flags) -> int:
         found = asked(_content(source), _config(flags.config), _card(flags.gpu))
         if found.card is None and flags.usual_gpu is not None:
             found = replace(found, card=match_rates(flags.usual_gpu))
-        diagnosis = diagnose(found, flags)
+        diagnosis = diagnose(found, Limits(flags.vram_limit, flags.vram_reserve))
         if flags.json:
             text = json.dumps(diagnosis.to_json(), indent=1, ensure_ascii=False)
             show_json(without_names(text))
         else:
-            show("\n".join(lines_of(diagnosis)))
-        return 0 if diagnosis.is_known else 1
-
-
-def diagnose(found: Asked, flags: Flags) -> Diagnosis:
-    message = first(found.text)
-    if message is not None:
-        config = found.config
-        return of_memory(
-            Case(
-                message, moment_of(list(found.frames), found.text), found.buffers, found.pasted, config,
-                _target(found, flags),
+            show("\n".join(lines_of(diagnosis, full=flags.full)))
+        if flags.apply and flags.config is not None:
+            return (
+                0
+                if apply_cure(flags.config, diagnosis.cures, yes=flags.yes, tell=say if flags.json else show)
+                else 1
             )
-        )  # fmt: skip
-    return Diagnosis(
-        "unknown", _("No error that is known here was found in the paste."),
-        unknown=(_("paste the whole traceback, from its first line to its last"),),
-    )  # fmt: skip
-
-
-def _target(found: Asked, flags: Flags) -> Target | None:
-    if found.card is None:
-        return None
-    config = found.config or RunConfig()
-    if flags.vram_limit is not None or flags.vram_reserve is not None:
-        config = replace(
-            config, vram_limit=flags.vram_limit or config.vram_limit,
-            vram_reserve=flags.vram_reserve if flags.vram_reserve is not None else config.vram_reserve,
-        )  # fmt: skip
-    return find_target(config, found.card.name, None, Figures())
+        return 0 if diagnosis.is_known else 1
 
 
 def _card(gpu: str | None) -> Card | None:
@@ -102,34 +76,6 @@ def _content(source: str) -> bytes:
             hint=_("`onecard doctor -` reads what you paste"),
         )
     return content_of(source)
-
-
-# --- for people -------------------------------------------------------------------------------------
-
-
-def lines_of(found: Diagnosis) -> list[str]:
-    """Ten to fifteen lines: what happened, what shows it, what to do, what does not help."""
-    wide = min(WIDTH, columns(of_a_pipe=WIDTH))
-    lines = hanging(found.what, wide, 0)
-    for evidence in found.evidence:
-        lines += hanging("  " + evidence.text, wide, 4)
-    for cure in found.cures:
-        what = [
-            _("in nanoGPT")
-            if cure.trainer == "nanogpt"
-            else _("here: {command}").format(command=cure.command)
-        ]
-        figures = [f"{cure.bytes / 2**30:.2f} GiB", _("{n:.2f} to spare").format(n=cure.spare / 2**30)]
-        if cure.tokens_per_s:
-            figures.append(_("{n:,.0f} tokens/s").format(n=cure.tokens_per_s))
-        lines.append(f"{_('cure')}  {what[0]}: " + ", ".join(figures))
-        lines += [f"    {line}" for line in cure.lines]
-    lines += [line for text in found.advice for line in hanging(f"{_('cure')}  {text}", wide, 6)]
-    lines += [line for f in found.folklore for line in hanging(f"✗ {f.text}", wide, 4)]
-    lines += [line for text in found.unknown for line in hanging("? " + text, wide, 4)]
-    if found.next:
-        lines += hanging(_("next: {command}").format(command=found.next), wide, 6)
-    return lines
 
 
 def _machine(flags: Flags) -> int:

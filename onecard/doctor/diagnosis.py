@@ -13,6 +13,27 @@ from onecard.plan.lines import GIB
 class Evidence:
     text: str  # a sentence with its figures
     of: str = ""  # the part of the paste that shows it, as it stands there
+    key: str = ""  # tensor, card, bill, ...; stable and English
+
+
+OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
+SIGNS = {OK: "✓", WRONG: "✗", UNKNOWN: "?"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A line or a figure of an advice, computed. `unknown`: it cannot be computed, and is left alone."""
+
+    words: str  # as it was claimed
+    verdict: str  # OK, WRONG or UNKNOWN
+    reason: str  # what is so, with its figures
+    weight: float = 1.0  # how much hangs on it: the worst are shown first
+    short: str = ""  # of config lines: what fits beside others on one line
+    key: str = ""  # stable and English: memory, speed, time, energy, model, tokens, loss, ...
+
+    @property
+    def sign(self) -> str:
+        return SIGNS[self.verdict]
 
 
 @dataclass(frozen=True)
@@ -30,6 +51,10 @@ class Diagnosis:
     paste: str = ""  # what to paste after it
     moment: str | None = None
     tensor: str = ""  # shape and type of the tensor, where it is one
+    cause: str = ""  # of a key that has several, such as paging or evaluation of slow; stable and English
+    advised: str = ""  # of an answer that was pasted with the error: how much of it is right
+    claims: tuple[Judged, ...] = ()  # of an advice: its lines and figures
+    stages: tuple[Judged, ...] = ()  # of an advice: each config that it asks for, as a whole
 
     @property
     def is_known(self) -> bool:
@@ -37,7 +62,8 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "what": {"key": self.key, "text": self.what, "moment": self.moment, "tensor": self.tensor or None},
+            "what": {"key": self.key, "text": self.what, "cause": self.cause or None, "moment": self.moment,
+                     "tensor": self.tensor or None},
             "evidence": [{"text": e.text, "of": e.of} for e in self.evidence],
             "cures": [*map(cure_to_json, self.cures), *({"trainer": "any", "text": t} for t in self.advice)],
             "folklore": [
@@ -47,6 +73,10 @@ class Diagnosis:
                     "speed": round(f.share, 3) if f.share is not None else None,
                 }
                 for f in self.folklore
+            ],
+            "claims": [
+                {"claim": c.words, "verdict": c.verdict, "reason": c.reason, "about": c.key or None}
+                for c in (*self.stages, *self.claims)
             ],
             "unknown": list(self.unknown),
             "next": self.next or None,

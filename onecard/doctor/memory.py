@@ -23,7 +23,7 @@ from onecard.doctor.cures import (
 from onecard.doctor.diagnosis import Diagnosis, Evidence
 from onecard.doctor.frames import Buffer
 from onecard.doctor.out_of_memory import Amount, OutOfMemory
-from onecard.doctor.paste import Pasted
+from onecard.doctor.paste import USUAL_VOCABULARIES, Pasted
 from onecard.doctor.tensor import Dimensions, Tensor, which
 from onecard.language import N_, _
 from onecard.plan.answer import question_of
@@ -78,8 +78,12 @@ def diagnose(case: Case) -> Diagnosis:
     what, more = _what(case, theirs)
     evidence += more
     if theirs is not None:
-        reserve = 0 if _fits_alone(case, theirs) else 0
-        reserve = DESKTOP if _fits_alone(case, theirs) else reserve
+        alone = _fits_alone(case, theirs)
+        reserve = DESKTOP if alone else 0
+        if alone and not _others(message) and not _is_limit(message) and not _was_not_full(message):
+            unknown.append(
+                _("who held the rest: a desktop, a browser, a Python left over? nvidia-smi lists them")
+            )
         cures += nanogpt_cures(theirs, compiled=case.compiled, reserve=reserve)
         folklore += folklore_of(theirs, compiled=case.compiled, short=_short(message), spare=_spare(message))
     if case.config is not None and case.target is not None:
@@ -128,9 +132,10 @@ def which_tensor(case: Case) -> tuple[Tensor, ...]:
             size = buffer.bytes(item) or 0
             printed = of_tensor.segment_of(size)
             if tried is None or tried.low <= printed <= tried.high:
-                shown.append(
-                    Tensor(N_("a tensor of the compiler's code"), buffer.shape, item, frozenset(), 100.0)
-                )
+                role = N_("a tensor of the compiler's code")
+                if buffer.shape[-1] in USUAL_VOCABULARIES:
+                    role = N_("logits, or a copy or gradient of them")
+                shown.append(Tensor(role, buffer.shape, item, frozenset(), 100.0))
                 break
     known = None
     if case.config is not None:
@@ -164,9 +169,9 @@ def _shown(tensor: Tensor) -> str:
 
 def _tensor_evidence(case: Case, found: tuple[Tensor, ...]) -> list[Evidence]:
     tried = case.message.tried
-    if tried is None:
-        return [Evidence(_("the message names no size"))]
-    segment = which(tried, None).segment
+    if tried is None and not found:
+        return [Evidence(_("the message names no size"), key="tensor")] if case.message.words else []
+    segment = which(tried, None).segment if tried is not None else None
     if segment is not None and not found:
         text = (
             _(
@@ -175,16 +180,24 @@ def _tensor_evidence(case: Case, found: tuple[Tensor, ...]) -> list[Evidence]:
             if segment == 2
             else _("20.00 MiB is what PyTorch takes for any tensor of 1 to 10 MiB: the size names no tensor")
         )
-        return [Evidence(text)]
+        return [Evidence(text, key="tensor")]
     if not found:
         return [Evidence(_("no tensor of this config has the size that was tried"))] if case.config else []
     first = found[0]
-    text = _("{shape} are {bytes:,} bytes ({gib:.3f} GiB): {role}").format(
-        shape=_shown(first), bytes=first.bytes, gib=first.bytes / GIB, role=_(first.role)
+    text = _("{shape} are {bytes:,} bytes ({gb:.3f} GB, {gib:.3f} GiB): {role}").format(
+        shape=_shown(first),
+        bytes=first.bytes,
+        gb=first.bytes / 1e9,
+        gib=first.bytes / GIB,
+        role=_(first.role),
     )
+    if first.shape[-1] in USUAL_VOCABULARIES and first.item == 2:
+        text += "; " + _("there are several copies, the fp32 one has {gib:.2f} GiB").format(
+            gib=2 * first.bytes / GIB
+        )
     others = [_("or {shape}: {role}").format(shape=_shown(t), role=_(t.role)) for t in found[1:]]
     guess = [] if case.config is not None or case.buffers else [_("a guess from usual sizes")]
-    return [Evidence("; ".join([text, *others, *guess]))]
+    return [Evidence("; ".join([text, *others, *guess]), key="tensor")]
 
 
 # --- the card ---------------------------------------------------------------------------------------
@@ -284,15 +297,10 @@ def _what(case: Case, theirs: InTheirs | None) -> tuple[str, list[Evidence]]:
         return _("The card was full {when}.").format(when=when), []
     bill = theirs.bill(theirs.config.batch_size, compiled=case.compiled)
     need, there = (bill.reserved + CONTEXT) / GIB, theirs.target.allowed / GIB
-    figures = Evidence(
-        _("nanoGPT at this config: {need:.2f} GiB predicted, {there:.2f} there").format(
-            need=need, there=there
-        )
-    )
+    text = _("nanoGPT at this config: {need:.2f} GiB predicted, {there:.2f} there")
+    figures = Evidence(text.format(need=need, there=there), key="bill")
     if _fits_alone(case, theirs):
-        text = _(
-            "It ran out {when}, though this config fits with {n:.2f} GiB to spare: something else held them."
-        )
+        text = _("It ran out {when}, though it fits with {n:.2f} GiB to spare: something else held them.")
         return text.format(when=when, n=max(0.0, there - need)), [figures]
     return _("The card is too small for this config: it ran out {when}.").format(when=when), [figures]
 

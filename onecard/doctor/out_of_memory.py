@@ -228,7 +228,8 @@ def _with_amounts(message: OutOfMemory, words: str) -> OutOfMemory:
             None,
         )
         if name is None:
-            unnamed.append(value)
+            # PyTorch counts in GiB and MiB; "the 12 GB card is out of memory" is a person's sentence.
+            unnamed += [value] if "i" in found[2].lower() or message.kind == "host" else []
         elif value.low < ABSURD or name == "tried":
             said[name] = value
     if "tried" not in said and unnamed and message.kind in ("torch", "host"):
