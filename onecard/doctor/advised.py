@@ -78,6 +78,7 @@ class Change:
     value: Value
     was: Value | None = None
     words: str = ""  # as it stands there
+    told: bool = False  # "reduce it to 8"
 
 
 @dataclass
@@ -106,13 +107,21 @@ class _Block:
 
 
 def advised_in(
-    text: str, buffers: Iterable[Buffer] = (), known: Mapping[str, Value] | None = None
+    text: str,
+    buffers: Iterable[Buffer] = (),
+    known: Mapping[str, Value] | None = None,
+    *,
+    is_own: bool = False,
 ) -> Advised:
-    """`known`: the run's own values, which come before what the text says they were."""
+    """`known`: the run's own values, which come before what the text says they were. `is_own`: lines that do
+    not say what they change are the run's, as beside a traceback or in a log."""
     lines = text.split("\n")
     if len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES // 2], *lines[-_MOST_LINES // 2 :]]
     blocks, before = _blocks(lines)
+    if is_own and not any(_is_explicit(block) for block in blocks):
+        own = {change.name: change.value for block in blocks for change in block.changes}
+        return Advised(own | dict(known or {}))
     was = _as_it_was(blocks, before, buffers, dict(known or {}))
     stages = _stages(blocks, was)
     first: dict[str, Change] = {}
@@ -121,6 +130,10 @@ def advised_in(
             if change.name not in first and change.value != was.get(change.name):
                 first[change.name] = change
     return Advised(was, tuple(stages), tuple(first.values()))
+
+
+def _is_explicit(block: _Block) -> bool:
+    return bool(block.removed) or any(change.was is not None or change.told for change in block.changes)
 
 
 def named(name: str) -> str:
@@ -216,7 +229,7 @@ def _told(line: str) -> list[Change]:
     for match in _DO.finditer(line[:1000]):
         name = named(match["name"])
         if not _ARROW.search(line) and (value := value_of(name, match["value"])) is not None:
-            found.append(Change(name, value, None, match[0]))
+            found.append(Change(name, value, None, match[0], told=True))
     return found
 
 

@@ -12,7 +12,7 @@ from onecard.doctor.diagnosis import Diagnosis
 from onecard.doctor.frames import moment_of
 from onecard.doctor.memory import Case
 from onecard.doctor.memory import diagnose as of_memory
-from onecard.doctor.of_log import judged_log
+from onecard.doctor.of_log import alarm_of, judged_log
 from onecard.doctor.out_of_memory import OutOfMemory, first
 from onecard.errors import UserError
 from onecard.language import _
@@ -31,7 +31,7 @@ def diagnose(found: Asked, limits: Limits) -> Diagnosis:
     """Out of memory, then crashes, then a log that goes wrong, then advice."""
     target = target_of(found, limits)
     advice = judged_advice(found, target)
-    error = _out_of_memory(found, target) or crashes.find(found.text) or None
+    error = _out_of_memory(found, target) or crashes.find(found.text) or alarm_of(found)
     if error is None and (advice is None or not _is_advice(advice)):
         error = judged_log(found, target)
     if error is not None:

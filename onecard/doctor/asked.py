@@ -53,7 +53,10 @@ def asked(content: bytes, config: RunConfig | None = None, card: Card | None = N
     text = "".join(parts)
     frames, buffers = frames_of(text), buffers_of(text)
     known = {n: v for n, v in reader.prose.settings.items() if n in _OF_MODEL}
-    advice = advised_in(text, buffers, known if config is None else dict(config.values()))
+    advice = advised_in(
+        text, buffers, known if config is None else dict(config.values()),
+        is_own=bool(frames) or reader.has_rows or "Traceback" in text,
+    )  # fmt: skip
     values = values_of(reader)
     # Of an advice the reader knows the values that it ends with; it is about those that were.
     values |= advice.was if advice.stages else {}

@@ -62,6 +62,11 @@ _FACTORS = {
 _COUNTED = frozenset(
     ("M", "tokens", "parameters", "tokens/s", "hours", "steps", "money", "watts", "ms", "minutes", "kwh")
 )
+# Lines of logs and of errors: facts, and no claims.
+_ROW = re.compile(
+    r"\b(?:iter|step)\w*[ :=]{0,2}\d+.{0,14}\bloss\b|\bTried to allocate\b|\ballocated by PyTorch\b"
+    r"|^\s*File \"|^W\d{4} "
+)
 MOST_LINES, _LONGEST = 2000, 2000
 
 
@@ -90,7 +95,7 @@ def figures_in(text: str) -> list[Figure]:
     if len(lines) > MOST_LINES:
         lines = lines[:MOST_LINES]
     for number, line in enumerate(lines):
-        if len(line) <= _LONGEST and any(sign.isdigit() for sign in line):
+        if len(line) <= _LONGEST and any(sign.isdigit() for sign in line) and not _ROW.search(line):
             found += _of_line(line.replace("*", " "), number)
     return found
 

@@ -22,6 +22,7 @@ from onecard.doctor.cures import (
 )
 from onecard.doctor.diagnosis import Diagnosis, Evidence
 from onecard.doctor.frames import Buffer
+from onecard.doctor.other_memory import of_other_memory
 from onecard.doctor.out_of_memory import Amount, OutOfMemory
 from onecard.doctor.paste import USUAL_VOCABULARIES, Pasted
 from onecard.doctor.tensor import Dimensions, Tensor, which
@@ -69,13 +70,15 @@ class Case:
 
 def diagnose(case: Case) -> Diagnosis:
     message = case.message
+    if (other := of_other_memory(message)) is not None:
+        return other
     found = which_tensor(case)
     evidence = [*_tensor_evidence(case, found), *_card_evidence(message)]
     theirs = _theirs(case)
     cures: list[Cure] = []
     folklore: list[Folklore] = []
     unknown: list[str] = []
-    what, more = _what(case, theirs)
+    cause, what, more = _what(case, theirs)
     evidence += more
     if theirs is not None:
         alone = _fits_alone(case, theirs)
@@ -106,7 +109,7 @@ def diagnose(case: Case) -> Diagnosis:
     return Diagnosis(
         "out-of-memory", what, tuple(evidence), tuple(cures), tuple(advice), tuple(folklore), tuple(unknown),
         next=_next(case), paste=_("the next error in full, or the first ten lines of the log"),
-        moment=case.moment, tensor=_shown(found[0]) if len(found) else "",
+        moment=case.moment, tensor=_shown(found[0]) if len(found) else "", cause=cause,
     )  # fmt: skip
 
 
@@ -223,10 +226,16 @@ def _others(message: OutOfMemory) -> int:
     """Bytes that other processes hold, by their own lines or by what is left over."""
     if message.others:
         return sum(amount.middle for _pid, amount in message.others)
-    if message.capacity is None or message.free is None or message.in_use is None:
+    if message.capacity is None or message.free is None:
         return 0
-    left = message.capacity.middle - message.free.middle - message.in_use.middle
-    return left if left > 100 * MIB else 0
+    if message.in_use is not None:
+        left = message.capacity.middle - message.free.middle - message.in_use.middle
+        return left if left > 100 * MIB else 0
+    # Versions before 2.0 do not say what the process holds: what it has reserved, and CUDA's own.
+    if message.reserved is None or message.reserved.middle < (message.allocated or message.reserved).middle:
+        return 0
+    left = message.capacity.middle - message.free.middle - message.reserved.middle - CONTEXT
+    return left if left > GIB else 0
 
 
 def _card_evidence(message: OutOfMemory) -> list[Evidence]:
@@ -273,36 +282,31 @@ def _fits_alone(case: Case, theirs: InTheirs) -> bool:
     return theirs.runs(theirs.config.batch_size, compiled=case.compiled)
 
 
-def _what(case: Case, theirs: InTheirs | None) -> tuple[str, list[Evidence]]:
-    """The sentence that says what happened, and figures for it."""
+def _what(case: Case, theirs: InTheirs | None) -> tuple[str, str, list[Evidence]]:
+    """(the cause, the sentence that says what happened, figures for it)."""
     message = case.message
     when = _(MOMENTS[case.moment]) if case.moment else _("at a moment that the paste does not show")
-    if message.kind == "host":
-        return _("The host's memory (RAM) ran out, not the card's."), []
-    if message.kind == "disk":
-        return _("The disk is full."), []
-    if message.kind == "triton":
-        return _("A kernel wants more shared memory than this card has; its memory is not full."), []
     others = _others(message)
     if _is_limit(message):
-        return _("The process ran into its own limit {when}; the card was not full.").format(when=when), []
+        text = _("The process ran into its own limit {when}; the card was not full.")
+        return "limit", text.format(when=when), []
     if _was_not_full(message):
-        return _("The card was not full: it had several times as much free as was tried ({when}).").format(
-            when=when
-        ), []
+        text = _("The card was not full: it had several times as much free as was tried ({when}).")
+        return "not-full", text.format(when=when), []
     if others > GIB:
         text = _("The card was full {when}, and {n:.2f} GiB of it belonged to other programs.")
-        return text.format(when=when, n=others / GIB), []
+        return "other-programs", text.format(when=when, n=others / GIB), []
     if theirs is None:
-        return _("The card was full {when}.").format(when=when), []
+        return "", _("The card was full {when}.").format(when=when), []
     bill = theirs.bill(theirs.config.batch_size, compiled=case.compiled)
     need, there = (bill.reserved + CONTEXT) / GIB, theirs.target.allowed / GIB
     text = _("nanoGPT at this config: {need:.2f} GiB predicted, {there:.2f} there")
     figures = Evidence(text.format(need=need, there=there), key="bill")
     if _fits_alone(case, theirs):
         text = _("It ran out {when}, though it fits with {n:.2f} GiB to spare: something else held them.")
-        return text.format(when=when, n=max(0.0, there - need)), [figures]
-    return _("The card is too small for this config: it ran out {when}.").format(when=when), [figures]
+        return "something-else", text.format(when=when, n=max(0.0, there - need)), [figures]
+    text = _("The card is too small for this config: it ran out {when}.")
+    return "too-small", text.format(when=when), [figures]
 
 
 def _is_limit(message: OutOfMemory) -> bool:

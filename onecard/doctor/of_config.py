@@ -148,10 +148,8 @@ def _line(change: Change, was: Run, target: Target) -> Judged | None:
     verdict = OK if helps and run.fits_beside >= was.fits_beside else WRONG
     if change.name in _MODEL:
         verdict = OK if run.fits else WRONG  # another model is not advised for its memory
-    if change.name == "batch_size":
-        name = f"batch {change.value}"
-    else:
-        name = f"{change.name}={change.value}"
+    is_batch = change.name == "batch_size"
+    name = f"batch {change.value}" if is_batch else f"{change.name}={change.value}"
     sign = "✓" if verdict == OK else "✗"
     short = f"{name} {sign} {more:+.1f} GiB"
     if share is not None and abs(share - 1) > _NOTICEABLE:

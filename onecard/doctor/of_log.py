@@ -34,7 +34,7 @@ _RISES = re.compile(
     r"loss (?:suddenly )?(?:explod|diverg|spik|blow|jump|goes up|shoots)|\bdiverg(?:es|ed|ing|e|iert)\b|(?:p\S{1,2}rdida) (?:diverge|explota|sube)|Verlust (?:explodiert|steigt)",
     re.IGNORECASE,
 )
-_HALF = re.compile(r"float16|\bfp16\b|\.half\(\)", re.IGNORECASE)
+_HALF = re.compile(r"(?<!b)float16|\bfp16\b|\.half\(\)", re.IGNORECASE)
 _SCALER = re.compile(r"GradScaler|\bscaler\b|loss[ _]scal", re.IGNORECASE)
 _NO_SCALER = re.compile(
     r"(?:without|no|sin|ohne)\s(?:a |an |un |einen? )?(?:grad\w*[ _]?)?scal", re.IGNORECASE
@@ -56,16 +56,20 @@ class Clue:
     weight: float
 
 
-def judged_log(found: Asked, target: Target | None) -> Diagnosis | None:
+def alarm_of(found: Asked) -> Diagnosis | None:
+    """What the log's own losses show."""
     facts = _facts(found)
-    alarm = None
-    if facts is not None:
-        alarm = next(
-            (a for a in alarms_of(facts) if a.key in (NOT_A_NUMBER, DIVERGING) and a.good is False), None
-        )
-    if alarm is not None:
-        key = NAN if alarm.key == NOT_A_NUMBER else "diverging"
-        return _unstable(key, alarm.text, found, facts)
+    if facts is None:
+        return None
+    for alarm in alarms_of(facts):
+        if alarm.key in (NOT_A_NUMBER, DIVERGING) and alarm.good is False:
+            return _unstable(NAN if alarm.key == NOT_A_NUMBER else "diverging", alarm.text, found, facts)
+    return None
+
+
+def judged_log(found: Asked, target: Target | None) -> Diagnosis | None:
+    """What the writer says of it, and how long its steps take."""
+    facts = _facts(found)
     text = found.text[:400_000]
     if said := _NAN.search(text):
         what = _("The loss is not a number: from there on nothing is learned.")

@@ -132,6 +132,7 @@ _RULES = {
 }
 _PROCESS = re.compile(r"\b(?:Process|Proceso|Prozess) (\d{1,9})\D{0,40}$", re.IGNORECASE)
 _DEVICE = re.compile(r"\bGPU (\d{1,3})\b")
+_WARNING = re.compile(r"\s*(?:\[rank\d{1,4}\]:\s?)?(?:[WEI]\d{4} |WARNING)|.{0,200}select_algorithm")
 # Where the next message or another part of the paste begins.
 _ENDS = re.compile(
     r"CUDA out of memory|HIP out of memory|Traceback \(most recent|During handling of|OutOfMemoryError:|#memory-management"
@@ -167,6 +168,8 @@ def _read(text: str, match: re.Match[str]) -> OutOfMemory | None:
     if kind is None:
         return None
     begin = text.rfind("\n", 0, match.start()) + 1
+    if kind == "triton" and _WARNING.match(text[begin : match.start()]):
+        return None  # of a kernel that was only tried: the compiler takes another
     window = text[match.start() : match.start() + _WINDOW]
     rank = _RANK.search(text[begin : match.start()])
     words = " ".join(_PREFIX.sub("", window).split())
@@ -187,7 +190,7 @@ def _kind(anchor: str, around: str) -> str | None:
     if "cublas" in anchor or "cudnn" in anchor:
         return "cublas" if "cublas" in anchor else "cudnn"
     if "space left" in anchor:
-        return "disk"
+        return "shm" if "torch_" in around or "/dev/shm" in around else "disk"
     if "shared memory" in anchor or anchor == "bus error":
         return "shm" if "shared memory" in around or "shm" in around or "dataloader" in around else None
     if "defaultcpuallocator" in anchor or "can't allocate" in anchor or "cannot allocate" in anchor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -116,11 +117,19 @@ def _times(eta: Eta | None, expected: Prediction | None) -> float | None:
 
 
 def _evaluations(facts: RunFacts | None, eta: Eta | None) -> float | None:
-    """The share of the time that evaluations take, where it is large."""
-    if facts is None or eta is None or not facts.eval_every or not eta.evaluation_s.mid:
+    """The share of the time that evaluations take, where it is large: nanoGPT's line after one has it in its
+    time."""
+    if facts is None or eta is None or not facts.eval_every:
         return None
-    steps = facts.eval_every * eta.step_ms.mid / 1000
-    share = eta.evaluation_s.mid / (eta.evaluation_s.mid + steps)
+    steps = facts.log.steps
+    step_s, every = eta.step_ms.mid / 1000, facts.eval_every
+    taken = [
+        ms / 1000 - step_s
+        for step, ms in zip(steps.step[1:], steps.ms[1:], strict=True)
+        if step % every == 0 and ms > 0
+    ]
+    seconds = statistics.median(taken) if taken else eta.evaluation_s.mid
+    share = seconds / (seconds + every * step_s) if seconds > 0 and step_s > 0 else 0.0
     return share if share > _EVALUATION_SHARE else None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onecard.doctor.out_of_memory import Amount
 from onecard.language import N_
@@ -32,6 +32,7 @@ _FORWARDS = frozenset((FORWARD, LOSS, EVALUATION, SAMPLING, COMPILING))
 _BOTH = _FORWARDS | {BACKWARD}
 _STATES = frozenset((LOADING, UPDATE, RESUMING, BACKWARD))
 MOST = 3
+_ALONE = 0.3  # how likely it is that a tensor's own bytes are printed, and not its segment's
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,8 @@ def _matching(tried: Amount, known: Dimensions, moment: str | None) -> tuple[Ten
         alone = -(-tensor.bytes // (128 * 1024)) * (128 * 1024)
         if not (tried.low <= printed <= tried.high or tried.low <= alone <= tried.high):
             continue
+        if not tried.low <= printed <= tried.high:
+            tensor = replace(tensor, weight=_ALONE * tensor.weight)
         key = (tensor.shape, tensor.item)
         if key not in seen or _weight(tensor, moment) > _weight(seen[key], moment):
             seen[key] = tensor
