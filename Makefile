@@ -1,6 +1,7 @@
 # make demo    from nothing to a trained, sampled GPT in a few minutes, on the GPU or the CPU
 # make test    the test suite          make lint    ruff and mypy
-# make test-long                       what is too much for every change: damage, kills, damaged files
+# make test-long                       what is too much for every change: damage, kills, damaged files;
+#                                      LONG=tests/train runs those of one folder
 # make fuzz ROUNDS=5                  property tests with fresh random examples
 # make catalogues                      what people read, extracted and compiled for translation
 # make gpu-test PYTHON=...             tests marked gpu with a given interpreter, nothing installed
@@ -44,8 +45,9 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 # What takes too long for every change: many random damages, kills and damaged files.
+LONG ?= tests
 test-long: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m long
+	$(BIN)/python -m pytest -n $(WORKERS) -m long $(LONG)
 
 # `make test` tries the same examples every time; this looks for new ones, and stops at the first that fails.
 ROUNDS ?= 5

@@ -9,10 +9,12 @@ really failed, and their names say how (failed-diverging, failed-stuck, failed-m
 False alarms are counted over every logged step of the sound runs. Failures are put into the same runs, each
 five times with another seed: from a random step on, the loss
 
-- diverges: rises to 6.5 to 11 nats within 10 to 1,000 steps, or by half a nat to two in 500 to 3,000;
+- diverges: rises to 6.5 to 11 nats within 10 to 1,000 steps; slowly: by 0.8 to 2.5 nats in 500 to 3,000;
 - is stuck: keeps its level (the log's own noise stays), where the run itself went at least 0.3 nats lower;
 - is memorised: the validation loss rises by 0.01 to 0.1 nats an evaluation instead of falling, by 0.15 at
   least to the end, and the training loss falls on.
+
+Spikes of one to six nats that come down again are put in as well, one in 2,000 steps: no alarm should follow.
 
 The delay is counted in steps from the injected one; that of a stuck run grows with the step, for a loss
 falls by the logarithm of the steps: it is given as a factor too.
@@ -35,7 +37,15 @@ from typing import Any
 from command_line import command_line
 
 from onecard.report import reading
-from onecard.report.detectors import DIVERGING, MEMORISING, STUCK, UNLEARNED, Alarm, Memorising, watch_losses
+from onecard.report.curve.detectors import (
+    DIVERGING,
+    MEMORISING,
+    STUCK,
+    UNLEARNED,
+    Alarm,
+    Memorising,
+    watch_losses,
+)
 
 SEEDS = 5
 WINDOW = 101  # of the running mean that separates a log's level from its noise
@@ -97,16 +107,33 @@ def with_losses(run: Run, losses: Sequence[float]) -> Run:
 
 def diverged(run: Run, level: Sequence[float], dice: random.Random) -> tuple[Run, int] | None:
     at = int(len(level) * dice.uniform(0.05, 0.9))
-    slow = dice.random() < 0.3
-    height = dice.uniform(0.5, 2.0) if slow else max(0.5, dice.uniform(6.5, 11.0) - level[at])
-    length = dice.uniform(500, 3000) if slow else math.exp(dice.uniform(math.log(10), math.log(1000)))
-    if at + length > len(level):
+    height = max(0.5, dice.uniform(6.5, 11.0) - level[at])
+    return _risen(run, at, height, math.exp(dice.uniform(math.log(10), math.log(1000))), dice)
+
+
+def drifted(run: Run, level: Sequence[float], dice: random.Random) -> tuple[Run, int] | None:
+    at = int(len(level) * dice.uniform(0.2, 0.8))
+    return _risen(run, at, dice.uniform(0.8, 2.5), dice.uniform(500, 3000), dice)
+
+
+def _risen(run: Run, at: int, height: float, length: float, dice: random.Random) -> tuple[Run, int] | None:
+    if at + length > len(run.losses):
         return None
     bent = dice.choice((1.0, 3.0))  # a straight rise, or one that begins slowly
     losses = [loss for _step, loss in run.losses]
     for i in range(at, len(losses)):
         losses[i] += height * min(1.0, (i - at) / length) ** bent
     return with_losses(run, losses), run.losses[at][0]
+
+
+def spiked(run: Run, level: Sequence[float], dice: random.Random) -> tuple[Run, int] | None:
+    """No failure: jumps of one to six nats that decay within some ten to a hundred steps."""
+    losses = [loss for _step, loss in run.losses]
+    for _ in range(max(1, len(losses) // 2000)):
+        at, height, decay = dice.randrange(len(losses)), dice.uniform(1, 6), dice.uniform(3, 50)
+        for i in range(at, min(len(losses), at + int(8 * decay))):
+            losses[i] += height * math.exp(-(i - at) / decay)
+    return with_losses(run, losses), 0
 
 
 def stuck(run: Run, level: Sequence[float], dice: random.Random) -> tuple[Run, int] | None:
@@ -138,6 +165,7 @@ def memorised(run: Run, level: Sequence[float], dice: random.Random) -> tuple[Ru
 
 INJECTED: dict[str, tuple[Callable[..., tuple[Run, int] | None], tuple[str, ...]]] = {
     "diverging": (diverged, (DIVERGING,)),
+    "diverging slowly": (drifted, (DIVERGING,)),
     "stuck": (stuck, (STUCK, UNLEARNED)),
     "memorising": (memorised, (MEMORISING,)),
 }
@@ -182,6 +210,14 @@ def judged(runs: Sequence[Run], kind: str) -> dict[str, Any]:
     return answer | {"missed": missed[:20]}
 
 
+def spikes(runs: Sequence[Run]) -> dict[str, Any]:
+    """Alarms where spikes were put in that recover, over one copy of each log."""
+    made = [spiked(run, (), random.Random(f"{run.name} spikes")) for run in runs]
+    steps = sum(len(run.losses) for run, _at in filter(None, made))
+    alarms = [alarm.kind for run, _at in filter(None, made) for alarm in alarms_in(run)]
+    return {"steps": steps, "alarms": len(alarms), "per_100000_steps": round(1e5 * len(alarms) / steps, 3)}
+
+
 def really_failed(folder: Path) -> list[dict[str, Any]]:
     rows = []
     for path in sorted(folder.glob("failed-*/*.*")):
@@ -215,6 +251,7 @@ def main() -> int:
         "false_per_100000_steps": round(1e5 * count / max(1, steps), 3),
         "false": false,
         "injected": {kind: judged(runs, kind) for kind in INJECTED},
+        "spikes_that_recover": spikes(runs),
         "really_failed": really_failed(chosen.folder),
         "sources": sorted({run.source for run in runs}),
     }

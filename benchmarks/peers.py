@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -112,12 +112,13 @@ class Job:
         return 20 * parameters + kept * (0.6 if self.compile else 1.0) + GIB
 
 
-def _jobs(contender: str, sizes: list[tuple[int, ...]], **more: Any) -> list[Job]:
-    """From layers, width, sequences and their length."""
+Sizes = tuple[int, int, int, int]  # layers, width, sequences, their length
+
+
+def _jobs(contender: str, sizes: Sequence[Sizes], **more: Any) -> list[Job]:
     return [Job(contender, *size, **more) for size in sizes]
 
 
-# Layers, width, sequences, their length.
 _SMALL = [(6, 128, 64, 256), (6, 256, 32, 512), (6, 256, 8, 2048), (12, 384, 16, 512)]
 _MIDDLE = [(12, 768, 8, 2048), (12, 768, 1, 1024), (24, 1024, 8, 1024), (24, 1024, 4, 2048)]
 _DEEP = [(36, 1280, 4, 1024), (48, 1600, 2, 1024)]
@@ -167,8 +168,15 @@ def _nanochat(generation: int) -> list[Job]:
 
 def _huggingface() -> list[Job]:
     more: dict[str, Any] = {"compile": False, "accumulation": 2}
-    gpt2 = partial(Job, "huggingface-gpt2", vocab=50257, **more)
-    llama = partial(Job, "huggingface-llama", vocab=32000, **more)
+
+    def gpt2(*sizes: int, checkpointing: bool = False) -> Job:
+        layers, width, batch, block = sizes
+        job = Job("huggingface-gpt2", layers, width, batch, block, vocab=50257, **more)
+        return replace(job, checkpointing=checkpointing)
+
+    def llama(*sizes: int, checkpointing: bool = False) -> Job:
+        return replace(gpt2(*sizes, checkpointing=checkpointing), contender="huggingface-llama", vocab=32000)
+
     return [
         gpt2(12, 768, 8, 1024), gpt2(12, 768, 16, 1024), gpt2(12, 768, 16, 1024, checkpointing=True),
         gpt2(24, 1024, 4, 1024), llama(12, 768, 8, 1024), llama(12, 768, 8, 1024, checkpointing=True),

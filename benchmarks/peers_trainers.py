@@ -235,7 +235,7 @@ class _Rows(torch.utils.data.Dataset):
         return {"input_ids": row, "labels": row}
 
 
-def run_huggingface(job: Job, device: str, steps: int, folder: str, note: Callable[[str], None]) -> None:
+def run_huggingface(job: Job, device: str, steps: int, folder: str, note: Callable[[str], Any]) -> None:
     """`steps` steps of transformers' own Trainer; `note` is called after the first and at the end."""
     import transformers
 

@@ -30,7 +30,7 @@ class UserError(Exception):
 
     def within(self, width: int) -> str:
         """Readable without colour: `error:` what, why indented under it, `hint:` last. Lines that are too
-        long go on below themselves, except hints with a command or a flag, which are there to be pasted."""
+        long go on below themselves, except hints with a command or flags to paste."""
         error, hint = _("error:") + " ", _("hint:") + " "
         # A file's name may hold line breaks: what happened is one line.
         lines = hanging(error + visible(self.what).replace("\n", "\\n"), width, len(error))
@@ -38,7 +38,7 @@ class UserError(Exception):
             lines += hanging("  " + line, width, 2)
         for number, line in enumerate(visible(self.hint).splitlines()):
             shown = (hint if number == 0 else " " * len(hint)) + line
-            whole = "onecard " in line or "--" in line
+            whole = "onecard " in line or line.startswith("--") or ": --" in line
             lines += [shown] if whole else hanging(shown, width, len(hint))
         return "\n".join(lines)
 

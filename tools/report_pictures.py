@@ -47,7 +47,7 @@ def loss_at(step: int) -> float:
     """A usual course: a power law, and what the falling learning rate has brought so far."""
     done = max(0, step - 700) / 19_300
     rate = 0.55 + 0.45 * math.cos(math.pi * done)
-    return 2.75 + 8.1 / (1 + step / 95) ** 0.62 + 0.1 * rate * min(1.0, step / 3000)
+    return 2.72 + 8.1 / (1 + step / 95) ** 0.62 + 0.08 * rate * min(1.0, step / 3000)
 
 
 def log() -> str:

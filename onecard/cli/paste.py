@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from onecard.doctor.which import verb_for
+from onecard.doctor.which import MOST, verb_for
 from onecard.language import _
-from onecard.report.source import content_of
+from onecard.report.gathering.source import look_at_paste
 from onecard.terminal import say
 
 
 def verb_of_paste() -> str:
-    """The paste is read here; the verb finds it where it looks for one."""
-    verb = verb_for(content_of("-"))
+    """The paste is looked at here; the verb reads it again."""
+    verb = verb_for(look_at_paste(MOST))
     say(_("this is for {command}").format(command=f"onecard {verb} -"))
     return verb

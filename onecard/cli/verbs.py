@@ -16,12 +16,11 @@ from onecard.config.knobs import Config, knobs, load_config, option
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.data.prepare.options import PrepareOptions
+from onecard.doctor.options import Options as DoctorOptions
 from onecard.errors import UserError, need_package
-from onecard.hardware.cards import match_rates
 from onecard.language import N_, _, english
-from onecard.plan.cost import CURRENCY, PRICE
 from onecard.plan.options import Options as PlanOptions
-from onecard.plan.options import price_range
+from onecard.report.options import ReportOptions
 from onecard.terminal import folded, say, show, show_json
 
 INTERRUPTED = 130
@@ -79,68 +78,6 @@ class EtaOptions(Config):
     config: str | None = option("str", "the run's config file: says all of these, and the model's shape", value="FILE")
     json: bool = option("bool", _AS_JSON)
     # fmt: on
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions(Config):
-    groups: ClassVar[tuple[str, ...]] = (
-        N_("how the answer is wanted"),
-        N_("what the log does not say"),
-        N_("money"),
-    )
-
-    # fmt: off
-    full: bool = option("bool", "all of it: tables, mistakes with their evidence, facts with their origin", group="how the answer is wanted")
-    html: str | None = option("str", "a page as well: one file, light and dark, that loads nothing", group="how the answer is wanted", value="FILE")
-    markdown: bool = option("bool", "to be pasted where runs are discussed", group="how the answer is wanted")
-    json: bool = option("bool", "everything, for programs", group="how the answer is wanted")
-    log_x: bool = option("bool", "steps on a logarithmic scale: the fall of the beginning has room", group="how the answer is wanted")
-    gpu: str | None = option("str", "the card, such as \"RTX 4070\"; the one the log names, or this machine's, unless given", group="what the log does not say", value="CARD")
-    gpus: int | None = option("int", "how many such cards train together", group="what the log does not say", low=1, high=100_000, value="N")
-    config: str | None = option("str", "the run's config file: model, batch, schedule", group="what the log does not say", value="FILE")
-    max_iters: int | None = option("int", "the last step of the run", group="what the log does not say", low=1, value="N")
-    tokens: int | None = option("tokens", "the same in tokens: 3.2B", group="what the log does not say", low=1, value="N")
-    batch_size: int | None = option("int", "sequences per micro-batch", group="what the log does not say", low=1, value="N")
-    block_size: int | None = option("int", "tokens per sequence", group="what the log does not say", low=1, value="N")
-    gradient_accumulation_steps: int | None = option("int", "micro-batches per step", group="what the log does not say", low=1, value="N")
-    eval_every: int | None = option("int", "steps between evaluations", group="what the log does not say", low=1, value="N")
-    eval_tokens: int | None = option("tokens", "tokens of one evaluation: 41.9M", group="what the log does not say", low=1, value="N")
-    price: str = option("str", "of a kWh, or a range of it: 0.30, 3-4", default=f"{PRICE:.2f}", group="money", value="N")
-    currency: str = option("str", "of the price", default=CURRENCY, group="money", value="NAME")
-    idle_watts: float | None = option("float", "what the PC draws besides the card: 80, in a laptop 25", group="money", low=0, high=100_000, value="N")
-    # fmt: on
-
-    def check(self) -> None:
-        price_range(self.price)
-        if self.json and self.markdown:
-            raise UserError(_("--json and --markdown do not go together"), hint=_("keep one of them"))
-        if self.max_iters is not None and self.tokens is not None:
-            raise UserError(
-                _("--tokens and --max-iters both say when the run ends"), hint=_("keep one of them")
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorOptions(Config):
-    # fmt: off
-    config: str | None = option("str", "the run's config file: says the model's shape and its batch", value="FILE")
-    gpu: str | None = option("str", "the card, such as \"RTX 4070\"; the one the paste names, or this machine's, unless given", value="CARD")
-    vram_limit: float | None = option("float", "GiB of the card that the process may take", low=0.1, high=10_000, value="GIB")
-    vram_reserve: float | None = option("float", "GiB of the card that are left to other programs, such as a desktop", low=0, high=10_000, value="GIB")
-    apply: bool = option("bool", "write the first cure for their trainer into --config: shows the difference, asks, and keeps a backup")
-    yes: bool = option("bool", "with --apply: do not ask")
-    full: bool = option("bool", "all of it: every line and figure of an advice, with its reason")
-    json: bool = option("bool", _AS_JSON)
-    # fmt: on
-
-    def check(self) -> None:
-        if self.apply and self.config is None:
-            raise UserError(
-                _("--apply needs the file that is to be changed"),
-                hint="onecard doctor ERROR.txt --config CONFIG.py --apply",
-            )
-        if self.yes and not self.apply:
-            raise UserError(_("--yes belongs to --apply"), hint="onecard doctor --help")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +200,8 @@ def export(options: ExportOptions, words: list[str]) -> int:
 
 def eta(options: EtaOptions, words: list[str]) -> int:
     from onecard.cli.remembered import remembered_card
-    from onecard.report.eta_command import eta_command
-    from onecard.report.known import Known
+    from onecard.report.eta.eta_command import eta_command
+    from onecard.report.gathering.known import Known
 
     known = Known(
         max_iters=options.max_iters,
@@ -284,38 +221,18 @@ def eta(options: EtaOptions, words: list[str]) -> int:
 
 def report(options: ReportOptions, words: list[str]) -> int:
     from onecard.cli.remembered import remembered_card, with_remembered
-    from onecard.report.course import Money
-    from onecard.report.known import Known
-    from onecard.report.report_command import Form, report_command
+    from onecard.report.report_command import report_command
 
     options = with_remembered(options, ("price", "currency"))
-    usual = remembered_card() if options.gpu is None else None
-    known = Known(
-        cards=options.gpus,
-        eval_tokens=options.eval_tokens,
-        eval_every=options.eval_every,
-        usual_card=match_rates(usual) if usual else None,
-        max_iters=options.max_iters,
-        tokens=options.tokens,
-        batch_size=options.batch_size,
-        block_size=options.block_size,
-        gradient_accumulation_steps=options.gradient_accumulation_steps,
-    )
-    form = Form(options.full, options.log_x, options.html, options.markdown, options.json)
-    money = Money(*price_range(options.price), options.currency, options.idle_watts)
-    return report_command(words, known, form, config_file=options.config, gpu=options.gpu, money=money)
+    return report_command(words, options, remembered_card() if options.gpu is None else None)
 
 
 def doctor(options: DoctorOptions, words: list[str]) -> int:
     from onecard.cli.remembered import remembered_card
-    from onecard.doctor.command import Flags, doctor_command
+    from onecard.doctor.command import doctor_command
 
-    flags = Flags(
-        config=options.config, gpu=options.gpu, usual_gpu=remembered_card() if options.gpu is None else None,
-        vram_limit=options.vram_limit, vram_reserve=options.vram_reserve, json=options.json,
-        full=options.full, apply=options.apply, yes=options.yes,
-    )  # fmt: skip
-    return doctor_command(words[0] if words else None, flags)
+    usual = remembered_card() if options.gpu is None else None
+    return doctor_command(words[0] if words else None, options, usual)
 
 
 def gpus(options: GpusOptions, words: list[str]) -> int:

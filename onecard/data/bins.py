@@ -68,7 +68,7 @@ class _Part:
         self.tokens_N: NDArray[Any] = np.frombuffer(self._map, dtype, count, offset)
 
     def continues(self, before: _Part) -> bool:
-        """Does it begin with what that one holds? By looks at both ends and the middle."""
+        """Does this file begin with what that one holds? Both ends and the middle are compared."""
         ours_N, theirs_N = self.tokens_N, before.tokens_N
         count = len(theirs_N)
         if len(ours_N) < count or ours_N.dtype != theirs_N.dtype:
@@ -107,7 +107,7 @@ class TokenFile:
     def open(
         cls, path: Path | str, dtype: str | np.dtype[Any] = "uint16", vocab_size: int | None = None
     ) -> TokenFile:
-        """One file: nanoGPT's format in the given dtype, or a shard with llm.c's header."""
+        """The tokens of one file: nanoGPT's format in the given dtype, or a shard with llm.c's header."""
         return cls([Path(path)], np.dtype(dtype).newbyteorder("<"), vocab_size)
 
     def _map(self, paths: list[Path], growing: bool = False) -> None:
@@ -171,7 +171,7 @@ class TokenFile:
         return len(self)
 
     def _check_since(self, old: list[_Part]) -> None:
-        """Is this what was there, and more that can be trained on?"""
+        """Refuses a file that is not what was there, and more that can be trained on."""
         for before, now in zip(old, self._parts, strict=False):
             if not now.continues(before):
                 raise _changed(now.path)
@@ -261,7 +261,7 @@ def _changed(path: Path) -> UserError:
 
 
 def changed_under_run(tokens: object, have: int, need: int) -> UserError:
-    """For a state that remembers more tokens than the data now has."""
+    """The error for a state that remembers more tokens than the data now has."""
     path = getattr(tokens, "path", _("the token file"))
     error = _changed(Path(path))
     covers = _("the present epoch covers {need:,} tokens, the file has {have:,}")

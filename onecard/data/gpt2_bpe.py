@@ -118,7 +118,7 @@ def _download() -> bytes:
 
 
 def _keep(cached: Path, merges: bytes) -> None:
-    """For next time; a cache that cannot be written is no reason to stop."""
+    """The merges are kept for next time; a cache that cannot be written is no reason to stop."""
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         partial = temporary_beside(cached)

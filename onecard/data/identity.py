@@ -67,7 +67,7 @@ class Identity:
             raise self._problem
 
     def marks(self) -> dict[str, Mark]:
-        """Of what is hashed by now; of what is not verified yet the mark that there was."""
+        """Marks of what is hashed by now, and of what is not verified yet the mark that there was."""
         return {name: dict(split.mark) for name, split in self._splits.items()}
 
     def stop(self) -> None:

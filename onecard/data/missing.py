@@ -48,7 +48,7 @@ def missing_data(data_dir: Path, split: Split, recipe: DataRecipe) -> UserError:
 
 
 def _download_gb(command: str) -> float:
-    """Of the parquet files that a `prepare` of a dataset known by name reads; 0 where that is not known."""
+    """GB of parquet that a `prepare` of a dataset known by name reads; 0 where that is not known."""
     try:
         source = lookup(command.split()[2])
         said = value_in(command, "--tokens")

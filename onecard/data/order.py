@@ -28,7 +28,7 @@ def _finalize(word: int) -> int:
 
 
 def finalize_array(words_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The same bijection over a uint64 array (arrays wrap silently; numpy scalars would warn)."""
+    """`finalize` over a uint64 array (arrays wrap silently; numpy scalars would warn)."""
     words_N = (words_N ^ (words_N >> np.uint64(30))) * np.uint64(_MULTIPLIER_A)
     words_N = (words_N ^ (words_N >> np.uint64(27))) * np.uint64(_MULTIPLIER_B)
     return words_N ^ (words_N >> np.uint64(31))

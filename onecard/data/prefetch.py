@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -134,9 +133,9 @@ class Prefetcher:
         self._life: weakref.ref[_Life] | None = None  # None: not begun
 
     def _begin(self) -> None:
-        """With the first step that is asked for: where the host has no memory for a thread, that is an error
-        of a step, and the step is tried again. threading.Thread would wait for ever for one that dies of it
-        while it begins. As with a daemon, the process does not wait for it when it ends."""
+        """Starts the thread with the first step that is asked for: where there is no memory for one, that is
+        an error of a step, and the step is tried again. threading.Thread would wait for ever for one that
+        dies of it while it begins. As with a daemon, the process does not wait for it when it ends."""
         life = _Life()
         self._life = weakref.ref(life)
         try:
@@ -172,12 +171,7 @@ class Prefetcher:
     def __enter__(self) -> Prefetcher:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _drain(self) -> None:

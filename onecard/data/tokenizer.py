@@ -67,7 +67,7 @@ class Tokenizer(ABC):
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """For prompts: `<|endoftext|>` stands for the end-of-text id, where there is one."""
+        """The ids of a prompt, in which `<|endoftext|>` stands for the end-of-text id, where there is one."""
         if self.eot is None:
             return self.encode(text)
         first, *rest = text.split(EOT_TEXT)

@@ -21,7 +21,7 @@ from onecard.errors import UserError
 from onecard.language import _, ngettext, number
 from onecard.plan.answer import question_of
 from onecard.plan.machine import Target
-from onecard.report.comparisons import claims_in, corrected
+from onecard.report.place.comparisons import claims_in, corrected
 
 _SLOWER = re.compile(r"bfloat16(?:.{0,60}?)(?:slower|m\S{1,2}s lento|langsamer)", re.IGNORECASE)
 _BACKWARD = re.compile(r"(?:first|primer|erste\w*)\s.{0,10}backward", re.IGNORECASE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from onecard.config.knobs import knobs, load_config
@@ -11,38 +11,26 @@ from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.doctor.answering import Limits, diagnose
 from onecard.doctor.apply import apply_cure
-from onecard.doctor.asked import asked, without_names
+from onecard.doctor.asked import MOST, asked, without_names
+from onecard.doctor.options import Options
 from onecard.doctor.show import WIDTH, lines_of
 from onecard.errors import UserError
 from onecard.hardware.cards import Card, find_card, match_rates
 from onecard.language import _, english
-from onecard.report.source import content_of
+from onecard.report.gathering.source import opened
 from onecard.terminal import columns, hanging, say, show, show_json
 
 LEVELS = {"ok": "ok     ", "warning": "warning", "wrong": "wrong  "}
 
 
-@dataclass(frozen=True)
-class Flags:
-    config: str | None = None
-    gpu: str | None = None
-    usual_gpu: str | None = None
-    vram_limit: float | None = None
-    vram_reserve: float | None = None
-    json: bool = False
-    full: bool = False
-    apply: bool = False
-    yes: bool = False
-
-
-def doctor_command(source: str | None, flags: Flags) -> int:
+def doctor_command(source: str | None, flags: Options, usual_gpu: str | None = None) -> int:
     """0: all is well, or a cure was found; 1: something is wrong that a person has to mend."""
     with english(flags.json):
         if source is None:
             return _machine(flags)
         found = asked(_content(source), _config(flags.config), _card(flags.gpu))
-        if found.card is None and flags.usual_gpu is not None:
-            found = replace(found, card=match_rates(flags.usual_gpu))
+        if found.card is None and usual_gpu is not None:
+            found = replace(found, card=match_rates(usual_gpu))
         diagnosis = diagnose(found, Limits(flags.vram_limit, flags.vram_reserve))
         if flags.json:
             text = json.dumps(diagnosis.to_json(), indent=1, ensure_ascii=False)
@@ -75,10 +63,11 @@ def _content(source: str) -> bytes:
             _("there is no log in {path}").format(path=source),
             hint=_("`onecard doctor -` reads what you paste"),
         )
-    return content_of(source)
+    with opened(source) as log:
+        return log.read(MOST)
 
 
-def _machine(flags: Flags) -> int:
+def _machine(flags: Options) -> int:
     from onecard.doctor.this_machine import WRONG, checks_of, look
 
     checks = checks_of(look())

@@ -16,11 +16,11 @@ from onecard.doctor.slow import slow_of
 from onecard.errors import UserError
 from onecard.language import _, number
 from onecard.plan.machine import Target
-from onecard.report.alarms import alarms_of
-from onecard.report.detectors import DIVERGING, NOT_A_NUMBER
-from onecard.report.gather import facts_of
-from onecard.report.known import Known
-from onecard.report.mistakes_rate import warmup
+from onecard.report.curve.alarms import alarms_of
+from onecard.report.curve.detectors import DIVERGING, NOT_A_NUMBER
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.known import Known
+from onecard.report.mistakes.rate import warmup
 from onecard.report.reading.assemble import log_of
 from onecard.report.run_facts import RunFacts
 

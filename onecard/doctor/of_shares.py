@@ -13,7 +13,7 @@ from onecard.doctor.subject import Subject, depth_in, laptop_of, of_depth, size_
 from onecard.language import _, number
 from onecard.plan.amounts import count
 from onecard.plan.answer import question_of
-from onecard.report.mfu import A100_FLOPS, minus_hundred
+from onecard.report.eta.mfu import A100_FLOPS, minus_hundred
 
 _MEMORY = re.compile(r"memor|speicher|vram|saves?|ahorr|spart|less|menos|weniger", re.IGNORECASE)
 _SUCCESS = re.compile(r"success|\S{0,2}xito|erfolg|guarante|garant|works?\b|funciona", re.IGNORECASE)

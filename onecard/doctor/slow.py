@@ -14,10 +14,10 @@ from onecard.errors import UserError
 from onecard.language import _, number
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.report.eta import Eta, estimate
-from onecard.report.gather import is_of_cpu
+from onecard.report.eta.estimate import Eta, estimate
+from onecard.report.eta.predicted import Prediction, predicted
+from onecard.report.gathering.gather import is_of_cpu
 from onecard.report.log import Steps
-from onecard.report.predicted import Prediction, predicted
 from onecard.report.run_facts import RunFacts
 
 _SLOW = re.compile(

@@ -16,9 +16,9 @@ from onecard.hardware.cards import Card, match_card, match_rates
 from onecard.plan.answer import question_of
 from onecard.plan.machine import Figures, Target, find_target
 from onecard.plan.search import Choice, chosen
-from onecard.report.eta import Eta, estimate
-from onecard.report.gather import facts_of
-from onecard.report.known import Known
+from onecard.report.eta.estimate import Eta, estimate
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.known import Known
 from onecard.report.reading.assemble import log_of
 
 _DEPTH = re.compile(r"(?<![\w.])d(\d{1,2})(?![\w.])|--depth[= ](\d{1,2})\b|\bdepth\s?[=:]\s?(\d{1,2})\b")

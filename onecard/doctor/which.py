@@ -6,16 +6,16 @@ from onecard.doctor import crashes
 from onecard.doctor.out_of_memory import first
 from onecard.report import reading
 from onecard.report.answer import LEAST_LOSSES, LEAST_STEPS, losses_seen, steps_seen
-from onecard.report.gather import facts_of
-from onecard.report.known import Known
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.known import Known
 from onecard.report.reading.text import blocks
 
-_MOST = 64_000_000  # bytes that are searched for an error
+MOST = 64_000_000  # bytes that are searched for an error
 
 
 def verb_for(content: bytes) -> str:
     """eta, report or doctor: what broke comes first, for a run that ended so is no slow or bad one."""
-    text = "".join(blocks(content[:_MOST]))
+    text = "".join(blocks(content[:MOST]))
     log = reading.read(content)
     message = first(text)
     if (message is not None and (log is None or message.tried is not None)) or crashes.find(text) is not None:

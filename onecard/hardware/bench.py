@@ -343,7 +343,7 @@ def describe(device: str) -> tuple[str, float | None, Sensors | None]:
 
 @contextmanager
 def computing_on(device: str) -> Iterator[None]:
-    """On this card, giving its memory back at the end; a full one is the user's to empty."""
+    """Computes on this card, and gives its memory back at the end; a full one is the user's to empty."""
     import torch
 
     try:

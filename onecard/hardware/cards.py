@@ -181,7 +181,7 @@ def match_card(text: str, memory_gib: float | None = None) -> Card | None:
 
 
 def match_rates(text: str) -> Card | None:
-    """As match_card where only speed matters: cards that differ in memory alone are one, without its size."""
+    """The card where only speed matters: cards that differ in memory alone are one, without its size."""
     candidates = _candidates(text, None)
     rates = {(c.bf16, c.fp16, c.fp16acc, c.tf32, c.fp32, c.compute_capability) for c in candidates}
     if len(candidates) < 2 or len(rates) > 1:
@@ -193,7 +193,7 @@ def match_rates(text: str) -> Card | None:
 
 
 def find_card(text: str, memory_gib: float | None = None) -> Card:
-    """As match_card, but anything other than exactly one card is a UserError that names the near ones."""
+    """The card of that name; anything other than exactly one is a UserError that names the near ones."""
     candidates = _candidates(text, memory_gib)
     if len(candidates) == 1:
         return candidates[0]

@@ -53,7 +53,7 @@ class MatmulRate:
 
     @property
     def flops(self) -> int:
-        """Of one of the three products."""
+        """FLOPs of one of the three products."""
         return 2 * self.tokens * self.n * self.k
 
     def tflops(self, which: Pass) -> float:

@@ -1,4 +1,4 @@
-"""At which power limit does the card do the most work for a joule?
+"""The power limit at which a card does the most work for a joule.
 
 The limit is the user's to set: it needs rights that onecard does not ask for, and it concerns everything else
 on the card. So the walk through the limits says which command to run, waits until the driver reports the new

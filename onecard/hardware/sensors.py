@@ -60,7 +60,7 @@ class Sensors:
         return str(answer) if answer else None
 
     def index(self) -> int | None:
-        """As nvidia-smi counts; None where there is one card only and nothing to distinguish."""
+        """The card's number for nvidia-smi; None where there is one card only and nothing to distinguish."""
         if (ask(self._nvml, "nvmlDeviceGetCount") or 1) < 2:
             return None
         answer = self._card("nvmlDeviceGetIndex")
@@ -68,7 +68,7 @@ class Sensors:
 
 
 def find_sensors(uuid: str | None) -> Sensors | None:
-    """Of the card that torch computes on. None without NVML, or where it is not clear which one."""
+    """Sensors of the card that torch computes on. None without NVML, or where it is not clear which one."""
     try:
         import pynvml as nvml
 

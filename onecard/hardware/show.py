@@ -53,7 +53,7 @@ def remark(note: str) -> str:
 
 
 def gpus_command(name: str | None, *, everything: bool, as_json: bool) -> int:
-    """This machine; with `everything` all known cards too; with a name, all that is known of that card."""
+    """Shows this machine; with `everything` all known cards; with a name, all that is known of that card."""
     card = find_card(name) if name is not None else None
     gpus, trouble = survey_gpus()
     cpu = local_cpu()

@@ -88,7 +88,7 @@ def training_moments(
 
 
 def buffer_to_clear_with(l2_bytes: int) -> Line:
-    """Between two tries of a kernel."""
+    """What the compiler clears the cache with between two tries of a kernel."""
     return Line(N_("a buffer to clear the cache with"), l2_bytes, "the L2 cache of the largest such card")
 
 

@@ -9,7 +9,7 @@ FEW_KWH = 0.1  # less is shown in Wh
 
 
 def duration(seconds: float) -> str:
-    """In the unit a person would use."""
+    """A time in the unit that a person would use."""
     if seconds < 0.1:
         return _("{n:.0f} ms").format(n=1000 * seconds)
     if seconds < 0.95:
@@ -26,7 +26,7 @@ def duration(seconds: float) -> str:
 
 
 def count(tokens: float) -> str:
-    """As people write it: 1.54M, 3.15B."""
+    """A number as people write it: 1.54M, 3.15B."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if tokens >= size:
             return number(tokens / size, ".3g") + letter
@@ -59,7 +59,7 @@ def kwh_cell(kwh: float) -> str:
 
 
 def price_text(price: float) -> str:
-    """Of a kWh: two decimals, or as many more as it takes to be right to one in ten thousand."""
+    """The price of a kWh: two decimals, or as many more as it takes to be right to one in ten thousand."""
     if 0 < price < 1e-6:
         return number(price, ".3g")
     digits = next((n for n in range(2, 10) if abs(round(price, n) - price) <= 1e-4 * abs(price)), 10)

@@ -69,7 +69,7 @@ class Answer:
         return cost_of_choice(choice, self.target, self.options)
 
     def micro_batches(self, choice: Choice) -> int:
-        """Of a step; the last one may be smaller."""
+        """Micro-batches of a step; the last one may be smaller."""
         return -(-self.config.sequences_per_step // choice.setting.micro_batch)
 
     def checkpoint(self, choice: Choice) -> int:
@@ -82,7 +82,7 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Of the whole run."""
+        """Tokens of the whole run."""
         return self.config.max_iters * self.config.tokens_per_step
 
     @cached_property

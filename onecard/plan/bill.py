@@ -95,7 +95,7 @@ def _around_micro_batch(shape: Shape, setting: Setting, dtype: str) -> int:
 
 
 def _gap(shape: Shape, setting: Setting, dtype: str) -> int:
-    """Between buffers that do not pack, where there are such gaps."""
+    """The gap between buffers that do not pack, where there is one."""
     if not (isinstance(shape, Nanochat2026Shape) and setting.recompute == "block" and setting.compile):
         return 0
     return setting.micro_batch * shape.block_size * shape.n_embd * stream_size(dtype)
@@ -150,7 +150,7 @@ class Bill:
 
     @property
     def tightest(self) -> Moment:
-        """At which most is needed, with what must be free on top of it."""
+        """The moment at which most is needed, with what must be free on top of it."""
         return max(self.moments, key=lambda moment: moment.bytes + self._room_around(moment))
 
     def _room_around(self, moment: Moment) -> int:

@@ -20,7 +20,7 @@ from onecard.plan.largest import find_largest
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Figures, Target, find_target
 from onecard.plan.options import Options, budget_seconds
-from onecard.terminal import columns, say, show, show_json
+from onecard.terminal import columns, folded, say, show, show_json
 from onecard.terminal import console as careful_console
 
 _WEEK = 7 * 86400.0
@@ -34,7 +34,7 @@ def plan_command(
     with english(options.json):
         config, done, finished = load(words)
         if finished and not options.is_detailed:
-            show(finished)
+            show(folded(finished))
             return 0
         return _plan(replace(options, steps_done=done), config)
 

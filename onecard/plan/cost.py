@@ -52,7 +52,7 @@ class Cost:
         return self.evaluation_s / self.seconds
 
     def finish(self, now: datetime) -> datetime | None:
-        """None beyond what a calendar holds."""
+        """When it is done; None beyond what a calendar holds."""
         try:
             return now + timedelta(seconds=self.seconds)
         except OverflowError:
@@ -111,7 +111,7 @@ class Training:
 
     @property
     def saving_s(self) -> float:
-        """One checkpoint."""
+        """Seconds to write one checkpoint."""
         return self.checkpoint_passes * self.checkpoint_bytes / DISK_BYTES_PER_S
 
 

@@ -20,8 +20,9 @@ from onecard.plan.cost import Cost
 from onecard.plan.machine import Target, find_target
 from onecard.plan.options import Options
 from onecard.plan.search import kind
-from onecard.plan.show import amount, assumed_ram, gpt2_bits, predicted, shortage, span
+from onecard.plan.show import amount, gpt2_bits, predicted, span
 from onecard.plan.tables import host_cell, pace, setting_name
+from onecard.plan.verdict import assumed_ram, shortage
 from onecard.terminal import Row, print_rows
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _shorter(tokens: int) -> list[int]:
 
 
 def _cost(found: Answer, tokens: int) -> Cost | None:
-    """None where it does not fit, or nothing is known of the card's speed."""
+    """The cost of so many tokens; None where it does not fit, or the card's speed is not known."""
     if found.choice is None:
         return None
     question = found.choice.question

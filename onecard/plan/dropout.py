@@ -1,8 +1,8 @@
 """What dropout costs a step of onecard's GPT-2, on the card and on the CPU.
 
 No fused kernel takes masks that belong to a sequence, so attention is computed in the open
-(model/attention.py): all T×T weights of every head, behind the diagonal too. Per token and layer, with H heads
-and width D:
+(model/attention.py): all T×T weights of every head, behind the diagonal too. Per token and layer, with H
+heads and width D:
 
     products    4·D·T FLOPs forward, 10·D·T backward, where scores are computed again
     the rest    bytes for each of H·T weights over the bandwidth: softmax, masks (hashed), their gradients
@@ -10,8 +10,8 @@ and width D:
 
 Without the compiler each operation of the hash reads and writes whole tensors: these bytes and operations
 are counted in the model itself (tests/plan/test_host.py). The compiled figure is fitted to an H200's steps
-(benchmarks/results/*peers*): per weight 8.2 ps up to a block of 1024, 11.9 at 2048. How much is dropped changes
-nothing.
+(benchmarks/results/*peers*): per weight 8.2 ps up to a block of 1024, 11.9 at 2048. How much is dropped
+changes nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from __future__ import annotations
 from onecard.arch.layout import Setting
 from onecard.arch.shapes import Shape
 
-# Bytes moved for each of the T×T weights of a head, and for each value of width n_embd: of both passes, and of
-# attention's forward again, with block. Longer rows than these the compiler reads several times.
+# Bytes moved for each of the T×T weights of a head, and for each value of width n_embd: of both passes, and
+# of attention's forward again, with block. Longer rows than these the compiler reads several times.
 _ONE_READ = 1024
 _WEIGHT_BYTES = {True: (23.5, 8.0), False: (414.5, 172.7)}  # by compile
 _LONGER = 1.7  # times as many, compiled

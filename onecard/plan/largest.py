@@ -76,7 +76,7 @@ class Candidate:
 
     @property
     def flags(self) -> str:
-        """With the horizon: in tokens, which the schedule follows, unless steps were asked for."""
+        """The flags with the horizon: in tokens, which the schedule follows, unless steps were asked for."""
         config = self.choice.question.config
         steps = config.origins.get("max_iters") == COMMAND_LINE
         horizon = f"--max_iters={config.max_iters}" if steps else f"--tokens={round(self.tokens)}"
@@ -174,7 +174,7 @@ def _best(question: Question, *, low_bit: bool) -> Choice | None:
 
 
 def _last_that_fits(sizes: list[int], make: Callable[[int], Question], *, low_bit: bool) -> Choice | None:
-    """By halving: memory grows with size."""
+    """The largest that fits, found by halving: memory grows with size."""
     found, low, high = None, 0, len(sizes) - 1
     while low <= high:
         middle = (low + high) // 2
@@ -200,17 +200,17 @@ def largest_models(answer: Answer) -> list[Size]:
 
 
 def kind_of(choice: Choice) -> str:
-    """By what it is, not by what was looked for: bits may be the user's own choice."""
+    """Exact or low-bit by what a choice is, not by what was looked for: bits may be the user's own choice."""
     return "exact" if choice.setting.exact else "low-bit"
 
 
 def _without_repeats(sizes: list[Size]) -> list[Size]:
-    """Where the user has decided about bits, both searches find the same."""
+    """One size where both searches find the same, because the user has decided about bits."""
     return sizes[:1] if len({size.kind for size in sizes}) == 1 else sizes
 
 
 def longest_blocks(answer: Answer) -> list[Size]:
-    """Of the config's own model; tokens per step stay, so sequences get fewer."""
+    """The longest blocks of the config's own model; tokens per step stay, so sequences get fewer."""
     question, config = answer.question, answer.config
     # Those of which a step is a whole number.
     divisors = [n for n in range(1, _LONGEST_BLOCK + 1) if config.tokens_per_step % n == 0]
@@ -262,7 +262,7 @@ def best_for_time(answer: Answer, seconds: float, unique_tokens: float | None = 
 
 
 def _as_long_as(choice: Choice, seconds: float, most_tokens: float) -> Choice:
-    """The same with as many steps as the time is enough for, its evaluations and checkpoints counted, and the
+    """The choice with as many steps as time is enough for, its evaluations and checkpoints counted, and the
     text."""
     question = choice.question
     most = max(1.0, most_tokens / question.config.tokens_per_step)

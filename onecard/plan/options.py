@@ -116,7 +116,7 @@ def budget_seconds(text: str, now: datetime) -> float:
 
 
 def _moment(plain: str, now: datetime) -> datetime | None:
-    """None for what is not understood whole: half a moment would be another one."""
+    """The moment that is meant; None for what is not understood whole: half a moment would be another one."""
     # ISO's 2026-12-24T18:00, and sunday_20:00 of who would rather not quote.
     between = r"(?:\s+|[_t])" if plain[:1].isdigit() else r"(?:\s+|_)"
     found = re.fullmatch(rf"(\S+?)(?:{between}{_CLOCK})?", plain)

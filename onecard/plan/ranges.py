@@ -79,7 +79,7 @@ def is_launch_bound(spread: Spread) -> bool:
 
 def distance(shape: Shape, micro_batch: int, engine: str = "onecard") -> float:
     """Octaves to the nearest measured shape: of width, layers, block and tokens of a micro-batch together."""
-    measured = _GPT2
+    measured: tuple[tuple[int, int, int, int], ...] = _GPT2
     if shape.arch != "gpt2":
         measured = _NANOCHAT
     elif engine == "onecard":

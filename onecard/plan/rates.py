@@ -57,7 +57,7 @@ ANY_CARD = Rates(
 
 
 def rates_of(card: Card, dtype: str, measured: Measured | None = None) -> Rates | None:
-    """None where the card cannot compute in this dtype."""
+    """The rates of a card in this dtype; None where it cannot compute in it."""
     nominal = card.peak_tflops(dtype)
     if nominal is None:
         return None

@@ -182,8 +182,8 @@ def _basis(worth: tuple[float, float], outside: bool, measured_worth: bool) -> s
     parts = [
         _(
             "a law fitted to llm.c's 124M and 350M on FineWeb and to the shape of runs on C4 and FineWeb-Edu "
-            "(10.6M to 254M)"
-        )
+            "({least}M to 254M)"
+        ).format(least=10.6)
     ]
     if worth != (1.0, 1.0):
         said = _("a token of nanochat counted as {low:.1f} to {high:.1f} of GPT-2's").format(

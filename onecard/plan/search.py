@@ -79,12 +79,12 @@ class Choice:
 
     @property
     def has_room_to_capture(self) -> bool:
-        """On top of the bill, which has no graph where the trainer decides whether one is captured."""
+        """For a graph on top of the bill, which has none where the trainer decides whether to capture one."""
         return self.capture_bytes <= -self.short
 
     @cached_property
     def capture_bytes(self) -> int:
-        """With what an update takes in passing: a graph keeps all its memory meanwhile."""
+        """Bytes of a graph, with what an update takes in passing: a graph keeps all its memory meanwhile."""
         q, setting = self.question, self.setting
         graph = graph_bytes(q.shape, setting, q.dtype, dropout=q.config.dropout, last=self.last_micro_batch)
         return graph + update_bytes(q.shape, setting, q.dtype, by_muon=q.config.by_muon)
@@ -111,14 +111,8 @@ class Choice:
         return self.question.config.sequences_per_step % self.setting.micro_batch
 
     @property
-    def words(self) -> str:
-        """The flags, and what flags cannot say; in English, for logs."""
-        split = f"(micro-batches of {self.setting.micro_batch}, the last of {self.last_micro_batch})"
-        return " ".join(filter(None, (self.flags, split if self.last_micro_batch else "")))
-
-    @property
     def described(self) -> str:
-        """The same before a run, in the reader's language."""
+        """The flags and what they cannot say, before a run and in the reader's language."""
         return " ".join(filter(None, (self.flags, f"({self.split})" if self.split else "")))
 
     @property
@@ -131,7 +125,7 @@ class Choice:
 
     @property
     def flags(self) -> str:
-        """Carry out the same step in this setting, behind the user's own."""
+        """Those that put the same step into this setting, behind the user's own."""
         given = self.question.config
         same = given.batch_size == self.setting.micro_batch
         said = self.setting.words(None if same else given.sequences_per_step)
@@ -199,7 +193,7 @@ def _open(fixed: dict[str, str], name: str, values: tuple[str, ...]) -> tuple[st
 
 
 def fastest(choices: Iterable[Choice]) -> Choice | None:
-    """Of those that fit; where several are as fast within a hundredth, the plainest."""
+    """The fastest of those that fit; where several are as fast within a hundredth, the plainest."""
     fitting = [choice for choice in choices if choice.fits]
     if not fitting:
         return None
@@ -265,7 +259,7 @@ def kind(setting: Setting) -> str:
 
 
 def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
-    """From the smallest setting to the fastest that fits: what to turn on again, in which order.
+    """Steps from the smallest setting to the fastest that fits: what to turn on again, in which order.
 
     Each stage changes one thing and is kept only if it fits and is no slower.
     """
@@ -303,7 +297,7 @@ def stages(question: Question, target: Choice) -> list[tuple[str, Choice]]:
 
 
 def _worth_a_row(found: list[tuple[str, Choice]]) -> list[tuple[str, Choice]]:
-    """Of micro-batches in a row only those that gain, and the last."""
+    """All stages but micro-batches in a row that gain little; the last of them stays."""
     kept = found[:1]
     for at, (name, choice) in enumerate(found[1:], 1):
         last = at == len(found) - 1 or not found[at + 1][0].startswith("micro-batch")

@@ -15,16 +15,8 @@ from onecard.plan.lines import GIB, Line
 from onecard.plan.machine import Target
 from onecard.plan.scaling import BITS
 from onecard.plan.search import Choice, kind
-from onecard.plan.show import (
-    NOTABLE,
-    amount,
-    assumed_ram,
-    little_to_spare,
-    plain,
-    shortage,
-    speed_unknown,
-    text_note,
-)
+from onecard.plan.show import NOTABLE, amount, speed_unknown, text_note
+from onecard.plan.verdict import assumed_ram, little_to_spare, plain, shortage
 from onecard.terminal import Row, print_rows, terms_together
 
 if TYPE_CHECKING:
@@ -65,7 +57,7 @@ _WORDS = re.compile("|".join(rf"(?<!\w){re.escape(words)}(?!\w)" for words in _I
 
 
 def formula_text(formula: str) -> str:
-    """In the reader's language; a bill keeps its formulas in English."""
+    """A formula in the reader's language; a bill keeps its formulas in English."""
     return figures(_WORDS.sub(lambda found: str(_(found[0])), formula))
 
 
@@ -238,7 +230,7 @@ def show_largest(answer: Answer, found: Largest, console: Console) -> None:
 
 
 def _text_limit(answer: Answer, found: Largest) -> str:
-    """Where the text, not the card, is what limits the model."""
+    """Remark where the text, not the card, is what limits the model."""
     if found.text_limit is None or answer.data_tokens is None:
         return ""
     text = _(

@@ -18,10 +18,10 @@ from onecard.files import read_bounded
 from onecard.language import _, number
 from onecard.report.course import Course, Money, Pace, course_of, pace_by_lines
 from onecard.report.findings import Finding, Forecast, ForecastPoint, Mistake, NextStep, Place
-from onecard.report.known import Known
+from onecard.report.gathering.known import Known
+from onecard.report.gathering.run_folder import RunFolder
 from onecard.report.log import Log
 from onecard.report.run_facts import RunFacts
-from onecard.report.run_folder import RunFolder
 
 Health = Literal["healthy", "healthy-but", "not-healthy", "unknown"]
 
@@ -212,8 +212,13 @@ def report_of(
     money: Money | None = None,
 ) -> Report:  # fmt: skip
     """`known`: what the person adds to the log. `source`: how the run was named, for commands."""
-    from onecard.report import alarms, curve, gather, mistakes, next_steps, place
+    from onecard.report.curve import alarms
+    from onecard.report.curve import findings as curve
     from onecard.report.forecast import forecast_of
+    from onecard.report.gathering import gather
+    from onecard.report.mistakes import all as mistakes
+    from onecard.report.next import next_steps
+    from onecard.report.place import placing as place
 
     facts = replace(gather.facts_of(log, known, folder), source=source)
     found = Report(facts, name, course=course_of(facts, pace_of(facts), money or Money()))
@@ -236,7 +241,7 @@ def report_of(
 
 def pace_of(facts: RunFacts) -> Pace:
     """As eta has it; where eta has no answer, what the lines say."""
-    from onecard.report.eta import estimate
+    from onecard.report.eta.estimate import estimate
 
     try:
         found = estimate(facts)

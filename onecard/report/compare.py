@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from onecard.config.knobs import knobs
 from onecard.language import _, joined
 from onecard.report.answer import Report
-from onecard.report.curve_noise import evaluation_error as of_tokens
-from onecard.report.plotting import Pairs, curves_of, mean_line
-from onecard.report.tables import facts_shown
+from onecard.report.curve.noise import evaluation_error as of_tokens
+from onecard.report.pages.plotting import Pairs, curves_of, mean_line
+from onecard.report.pages.tables import facts_shown
 
 if TYPE_CHECKING:
     pass

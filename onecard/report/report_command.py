@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,60 +12,57 @@ from onecard.errors import UserError
 from onecard.hardware.cards import find_card, match_rates
 from onecard.hardware.machine import local_gpus
 from onecard.language import _, english
+from onecard.plan.options import price_range
 from onecard.report.answer import LEAST_LOSSES, Report, Sample, losses_seen, report_of
-from onecard.report.config_file import config_from
 from onecard.report.course import Money
-from onecard.report.drawing import Segments, signs_for
-from onecard.report.inputs import read_input
-from onecard.report.known import Known
-from onecard.report.source import named
+from onecard.report.gathering.config_file import config_from
+from onecard.report.gathering.inputs import read_input
+from onecard.report.gathering.known import Known
+from onecard.report.gathering.source import named
+from onecard.report.options import ReportOptions
+from onecard.report.pages.drawing import Segments, signs_for
 from onecard.terminal import columns, console, say, show, show_json
 
 PIPE = 80  # columns
 
 
-@dataclass(frozen=True)
-class Form:
-    """How the answer is wanted."""
-
-    full: bool = False
-    log_x: bool = False
-    html: str | None = None
-    markdown: bool = False
-    json: bool = False
-
-
-def report_command(
-    sources: list[str], known: Known, form: Form, *, config_file: str | None = None, gpu: str | None = None,
-    money: Money | None = None,
-) -> int:  # fmt: skip
+def report_command(sources: list[str], options: ReportOptions, usual_gpu: str | None = None) -> int:
     """0: healthy, or as far as can be seen; 1: not healthy, or nothing to judge."""
-    with english(form.json):
+    with english(options.json):
         if sources.count("-") > 1:
             raise UserError(_("one paste can be read at a time"), hint=_("put the others into files"))
-        known = _with_card(_with_config(known, config_file), gpu)
-        found = [_report(source, known, money or Money()) for source in sources]
+        known = _known(options, usual_gpu)
+        money = Money(*price_range(options.price), options.currency, options.idle_watts)
+        found = [_report(source, known, money) for source in sources]
         if len(found) > 1:
-            from onecard.report.compare_command import compare_command
+            from onecard.report.pages.compare_command import compare_command
 
-            return compare_command(found, form)
-        return _one(found[0], form)
-
-
-def _with_card(known: Known, gpu: str | None) -> Known:
-    """The one that is named; else the usual one counts where the log names none, or this machine's."""
-    if gpu is not None:
-        return replace(known, card=match_rates(gpu) or find_card(gpu))
-    if known.usual_card is None:
-        return replace(known, usual_card=next((found.card for found in local_gpus()), None))
-    return known
+            return compare_command(found, options)
+        return _one(found[0], options)
 
 
-def _with_config(known: Known, path: str | None) -> Known:
-    if path is None:
-        return known
-    config, notes = config_from(path)
-    return replace(known, config=config, notes=(*known.notes, *notes))
+def _known(options: ReportOptions, usual_gpu: str | None) -> Known:
+    """What the options say. Where neither they nor the log name a card, the usual one counts, or this
+    machine's."""
+    config, notes = config_from(options.config) if options.config is not None else (None, ())
+    card = match_rates(options.gpu) or find_card(options.gpu) if options.gpu is not None else None
+    usual = match_rates(usual_gpu) if usual_gpu is not None else None
+    if card is None and usual_gpu is None:
+        usual = next((found.card for found in local_gpus()), None)
+    return Known(
+        max_iters=options.max_iters,
+        tokens=options.tokens,
+        batch_size=options.batch_size,
+        block_size=options.block_size,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        config=config,
+        card=card,
+        cards=options.gpus,
+        eval_tokens=options.eval_tokens,
+        eval_every=options.eval_every,
+        usual_card=usual,
+        notes=notes,
+    )
 
 
 def _report(source: str, known: Known, money: Money) -> Report:
@@ -92,26 +89,26 @@ def _report(source: str, known: Known, money: Money) -> Report:
     )
 
 
-def _one(report: Report, form: Form) -> int:
-    if form.html is not None:
-        from onecard.report.html import page, write_page
+def _one(report: Report, options: ReportOptions) -> int:
+    if options.html is not None:
+        from onecard.report.pages.html import page, write_page
 
-        write_page(Path(form.html), page(report, log_x=form.log_x))
-        say(_("written: {path}").format(path=form.html))
-    if form.json:
-        from onecard.report.programs import to_json
+        write_page(Path(options.html), page(report, log_x=options.log_x))
+        say(_("written: {path}").format(path=options.html))
+    if options.json:
+        from onecard.report.pages.programs import to_json
 
         show_json(json.dumps(to_json(report), indent=1, allow_nan=False))
-    elif form.markdown:
-        from onecard.report.markdown import markdown
+    elif options.markdown:
+        from onecard.report.pages.markdown import markdown
 
         show(markdown(report))
     else:
-        from onecard.report.show import first_screen, whole
+        from onecard.report.pages.show import first_screen, whole
 
         signs = signs_for(getattr(sys.stdout, "encoding", None))
-        form_of = whole if form.full else first_screen
-        print_lines(form_of(report, columns(of_a_pipe=PIPE), signs, log_x=form.log_x))
+        shown_by = whole if options.full else first_screen
+        print_lines(shown_by(report, columns(of_a_pipe=PIPE), signs, log_x=options.log_x))
     return 1 if report.health == "not-healthy" else 0
 
 

@@ -72,6 +72,11 @@ def _second(report: Report) -> str:
     if end is not None:
         low, high = range_texts(end.low, end.high)
         text = _("It stands at {loss} at {at} and should end between {low} and {high}.")
+        if loss.unit == "bpb":  # forecasts are in nats a token
+            text = _(
+                "It stands at {loss} bits per byte at {at}; "
+                "its training loss should end between {low} and {high}."
+            )
         return text.format(loss=loss.text, at=at, low=low, high=high)
     shown = report.comparable and place is not None and place.unit == loss.unit
     if shown and place is not None and place.low is not None and place.high is not None:

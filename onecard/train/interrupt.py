@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import FrameType, TracebackType
+from types import FrameType
 
 from onecard.errors import EndedAtOnce
 from onecard.language import _
@@ -87,9 +87,7 @@ class StopRequest:
         self._undo.enter_context(_stacks_on_quit())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._undo.close()
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:

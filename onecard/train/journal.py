@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -63,10 +62,8 @@ class Journal:
         self.display.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.display.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self.display.__exit__(*error)
         self.recorder.close()
         self.tracker.close()
 

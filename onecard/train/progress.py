@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 from onecard import terminal
@@ -75,9 +74,7 @@ class Display(Protocol):
     def inside(self, what: str, done: int, total: int) -> None: ...
     def doing(self, what: str) -> None: ...
     def __enter__(self) -> Display: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 def open_display(status: Status) -> Display:
@@ -121,7 +118,7 @@ class PlainDisplay:
     def __enter__(self) -> PlainDisplay:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
 
@@ -194,6 +191,6 @@ class TerminalDisplay:
             self._live.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._live.stop()

@@ -63,7 +63,8 @@ def test_a_compiled_run_gives_the_eager_losses(tmp_path: Path) -> None:
     assert losses(compiled.stderr) == pytest.approx(losses(eager.stderr), abs=2e-4)
 
 
-def test_all_that_fitting_may_change_is_foreseen() -> None:
+@pytest.mark.parametrize("recomputes", [(), pytest.param(RECOMPUTE, marks=pytest.mark.long)])
+def test_all_that_fitting_may_change_is_foreseen(recomputes: tuple[str, ...]) -> None:
     """Five sizes of micro-batches, each with a smaller last one, in every setting of recompute."""
     torch.compiler.reset()
     before = torch._dynamo.config.recompile_limit
@@ -74,7 +75,7 @@ def test_all_that_fitting_may_change_is_foreseen() -> None:
         for size in range(1, 2 * MOST_MICRO_BATCHES + 1):
             tokens = torch.zeros(size, 4, dtype=torch.int64)
             model.loss_sum(tokens, tokens)
-            for model.recompute in RECOMPUTE:
+            for model.recompute in recomputes:
                 model.loss_sum(tokens, tokens, scale=torch.ones(()))
     finally:
         torch._dynamo.config.recompile_limit = before

@@ -376,6 +376,18 @@ def test_listing_and_reporting_need_no_torch(accuracy: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_the_whole_path_on_a_cpu(accuracy: Any, tmp_path: Path) -> None:
+    out = tmp_path / "tiny.json"
+    words = ("--device=cpu", "--tiny", "--bench_seconds=0.2", f"--out={out}", "--only=block/", "--count=1")
+    done = run_script(*words)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    (row,) = results["rows"]
+    assert "error" not in row and row["measured"]["seconds"] > 0 and row["ran_under_cap"] is None
+    assert results["unfinished"] and row["predicted"]["need"] > 0
+
+
+@pytest.mark.long
 def test_the_whole_path_on_a_cpu_and_going_on_from_there(accuracy: Any, tmp_path: Path) -> None:
     out = tmp_path / "tiny.json"
     words = ("--device=cpu", "--tiny", "--bench_seconds=0.2", f"--out={out}", "--only=block/")

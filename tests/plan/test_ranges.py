@@ -65,7 +65,7 @@ def test_measured_steps_lie_inside(contender: str) -> None:
 def test_where_the_card_decides_it_is_near() -> None:
     """Whatever the shape; what is further off waits for the CPU."""
     for row in ROWS:
-        job, step = row["job"], predicted(row)
+        step = predicted(row)
         if step.launches > 0.6 * step.seconds:
             continue
         off = abs(math.log(row["seconds"] / step.seconds))

@@ -295,7 +295,7 @@ def test_the_flags_that_are_shown_carry_out_the_same_step(model: list[str]) -> N
         found = asked(model, gib=gib)
         for choice in filter(None, (found.choice, *(c for _, c in found.alternatives() if c.fits))):
             question = choice.question
-            copied = load_config(RunConfig, [*model, *choice.words.split()])
+            copied = load_config(RunConfig, [*model, *choice.flags.split()])
             assert copied.tokens_per_step == question.config.tokens_per_step
             assert setting_of(copied, question.shape) == choice.setting
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from onecard.language import english_of
-from onecard.report.alarms import alarms_of
+from onecard.report.curve.alarms import alarms_of
 from onecard.report.findings import Finding
 from onecard.report.log import Evaluations
 from onecard.report.run_facts import RunFacts, Schedule

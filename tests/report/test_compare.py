@@ -10,10 +10,10 @@ import pytest
 
 from onecard.report.answer import Report
 from onecard.report.compare import Side, comparisons_of, differences, sides_of, why_not
-from onecard.report.compare_command import compare_command, verdict
 from onecard.report.course import Amount
 from onecard.report.log import Evaluations, Log, Steps
-from onecard.report.report_command import Form
+from onecard.report.options import ReportOptions
+from onecard.report.pages.compare_command import compare_command, verdict
 
 
 @pytest.fixture(autouse=True)
@@ -95,8 +95,8 @@ def test_losses_of_different_tokenizers_are_not_compared() -> None:
     assert verdict(sides, [])[0] == "These runs cannot be compared by their losses."
 
 
-@pytest.mark.parametrize("form", [Form(), Form(json=True), Form(markdown=True)])
-def test_each_form_names_who_is_ahead(form: Form, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("form", [ReportOptions(), ReportOptions(json=True), ReportOptions(markdown=True)])
+def test_each_form_names_who_is_ahead(form: ReportOptions, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_command([run("a"), run("b", 0.08)], form) == 0
     assert "b is 0.0" in capsys.readouterr().out
 
@@ -105,7 +105,7 @@ def test_a_page_of_two_runs(tmp_path: object, capsys: pytest.CaptureFixture[str]
     from pathlib import Path
 
     target = Path(str(tmp_path)) / "both.html"
-    compare_command([run("a"), run("b<i>", 0.08)], Form(html=str(target)))
+    compare_command([run("a"), run("b<i>", 0.08)], ReportOptions(html=str(target)))
     content = target.read_text(encoding="utf-8")
     assert "<i>" not in content.replace('<i class="k-', "")
     assert content.count('class="run1"') == 1

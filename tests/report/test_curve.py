@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from onecard.hardware.cards import all_cards
-from onecard.report.curve import findings_of
-from onecard.report.curve_losses import slope_of
-from onecard.report.curve_noise import evaluation_error
+from onecard.report.curve.findings import findings_of
+from onecard.report.curve.losses import slope_of
+from onecard.report.curve.noise import evaluation_error
 from onecard.report.findings import Finding
 from onecard.report.log import Evaluations, Start, Steps
 from onecard.report.run_facts import RunFacts, Schedule
@@ -92,7 +92,7 @@ def test_is_the_last_change_anything() -> None:
     same = usual(eval_tokens=400 * 1024)
     assert "is real" in keyed(same)["last-change"].text
     unsaid = keyed(usual())["last-change"].text
-    assert "only from 2.9M tokens each on" in unsaid
+    assert "only from 2.92M tokens each on" in unsaid
 
 
 def test_the_slope_has_an_error_that_its_noise_explains() -> None:
@@ -174,7 +174,9 @@ def test_the_learning_rates_phase(schedule: Schedule, end: int, key: str, words:
 
 
 def test_a_rate_that_nobody_knows_has_no_phase() -> None:
-    assert not [key for key in keyed(usual(schedule=None)) if key.startswith("rate-")]
+    found = keyed(usual(schedule=None))
+    assert [key for key in found if key.startswith("rate-")] == ["rate-unknown"]
+    assert "if it is down, that is in the loss already" in found["rate-unknown"].text
 
 
 def resumed(lift: float, new_rate: float = 1e-4) -> RunFacts:

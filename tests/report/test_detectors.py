@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from onecard.report.detectors import (
+from onecard.report.curve.detectors import (
     DIVERGING,
     MEMORISING,
     NOT_A_NUMBER,
@@ -132,6 +132,10 @@ def test_a_model_that_learns_nothing() -> None:
 def test_a_model_that_had_learned_before_may_stay_where_it_is() -> None:
     dice = random.Random(0)
     assert kinds([3.1 + dice.gauss(0, 0.05) for _ in range(3000)]) == []
+    # A chat model's training: half a nat in the first hundred steps, and then hardly anything.
+    values = [1.2 + 0.9 / (1 + i / 40) ** 2 + dice.gauss(0, 0.05) for i in range(3000)]
+    assert watch_losses(range(len(values)), values)[0] == []
+    assert kinds(values) == []
 
 
 def test_not_a_number_is_said_with_its_step() -> None:

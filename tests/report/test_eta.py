@@ -21,11 +21,12 @@ from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
-from onecard.report import eta_command, reading
-from onecard.report.eta import Eta, estimate
-from onecard.report.gather import facts_of
-from onecard.report.known import Known
-from onecard.report.pace import step_range
+from onecard.report import reading
+from onecard.report.eta import eta_command
+from onecard.report.eta.estimate import Eta, estimate
+from onecard.report.eta.pace import step_range
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.known import Known
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import evaluation_line, iteration_line
 

@@ -14,11 +14,12 @@ from written_logs import nanogpt_log
 
 from onecard import cli
 from onecard.hardware.cards import find_card
-from onecard.report import eta_command, reading
-from onecard.report.eta import estimate
-from onecard.report.gather import facts_of
-from onecard.report.known import Known
-from onecard.report.mfu import percent
+from onecard.report import reading
+from onecard.report.eta import eta_command
+from onecard.report.eta.estimate import estimate
+from onecard.report.eta.mfu import percent
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.known import Known
 
 Answer = tuple[int, str, str]
 LOG = nanogpt_log(4384, range(0, 200, 10))

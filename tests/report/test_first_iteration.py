@@ -17,11 +17,12 @@ from written_logs import NOTES_HEAD, nanogpt_log
 from onecard import cli
 from onecard.errors import UserError
 from onecard.hardware.cards import find_card
-from onecard.report import eta_command, reading
-from onecard.report.claims import claims_in
-from onecard.report.eta import Eta, estimate
-from onecard.report.gather import facts_of
-from onecard.report.known import NANOGPT, Known
+from onecard.report import reading
+from onecard.report.eta import eta_command
+from onecard.report.eta.estimate import Eta, estimate
+from onecard.report.gathering.claims import claims_in
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.known import NANOGPT, Known
 from onecard.report.log import Evaluations, Log, Steps
 
 CARD = find_card("RTX 4070")

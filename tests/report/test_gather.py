@@ -18,13 +18,13 @@ from onecard.errors import UserError
 from onecard.hardware.cards import find_card
 from onecard.optim.schedule import learning_rate, trapezoid
 from onecard.report import reading
-from onecard.report.config_file import config_from
-from onecard.report.eta import estimate
-from onecard.report.gather import facts_of
-from onecard.report.known import Known
+from onecard.report.eta.estimate import estimate
+from onecard.report.gathering.config_file import config_from
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.known import Known
+from onecard.report.gathering.schedules import recognised
 from onecard.report.log import Evaluations, Log, Planned, Start, Steps
 from onecard.report.run_facts import RunFacts
-from onecard.report.schedules import recognised
 
 ROOT = Path(__file__).resolve().parents[2]
 BABY = "config/train_shakespeare_char.py"

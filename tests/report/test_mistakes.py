@@ -11,7 +11,7 @@ from onecard.config.run import RunConfig
 from onecard.hardware.cards import all_cards
 from onecard.report.findings import Mistake
 from onecard.report.log import Evaluations, Start, Steps
-from onecard.report.mistakes import mistakes_of
+from onecard.report.mistakes.all import mistakes_of
 from onecard.report.run_facts import RunFacts, Schedule
 from tests.report.made_runs import VOCABULARY, run, small_gpt, table
 
@@ -62,7 +62,7 @@ def test_a_sound_run_has_none() -> None:
 def test_a_name_that_speaks_of_another_size(name: str) -> None:
     mistake = only(with_log(sound(), settings={"out_dir": name}))
     assert mistake.key == "size-meant"
-    assert "The model has 51M parameters" in mistake.text
+    assert "The model has 51.5M parameters" in mistake.text
     assert name in mistake.text
 
 

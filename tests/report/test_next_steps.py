@@ -17,9 +17,9 @@ from onecard.hardware.cards import find_card
 from onecard.plan.options import Options
 from onecard.report.findings import Forecast, ForecastPoint, Mistake, NextStep, Place
 from onecard.report.log import Evaluations, Log, Steps
-from onecard.report.next_steps import next_steps_of
-from onecard.report.offers import config_of, hours_of, same_hours_here
-from onecard.report.place import place_of
+from onecard.report.next.next_steps import next_steps_of
+from onecard.report.next.offers import config_of, hours_of, same_hours_here
+from onecard.report.place.placing import place_of
 from onecard.report.run_facts import RunFacts, Schedule
 
 SMALL = GPT2Shape(12, 12, 384, 50304, 1024, False)

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from onecard.report.alarms import alarms_of
-from onecard.report.curve import findings_of
+from onecard.report.curve.alarms import alarms_of
+from onecard.report.curve.findings import findings_of
 from onecard.report.log import Evaluations, Log, Start, Steps
-from onecard.report.mistakes import mistakes_of
+from onecard.report.mistakes.all import mistakes_of
 from onecard.report.run_facts import RunFacts, Schedule
 from tests.report.made_runs import losses, small_gpt
 

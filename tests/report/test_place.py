@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onecard.plan.references import all_references
-from onecard.report.comparisons import Claim, claims_in, corrected
+from onecard.report.curve.phase import share_of_peak, share_of_schedule
 from onecard.report.findings import Forecast
 from onecard.report.log import Evaluations, Log, Planned, Steps
-from onecard.report.next_steps import next_steps_of
-from onecard.report.phase import share_of_peak, share_of_schedule
-from onecard.report.place import place_of
+from onecard.report.next.next_steps import next_steps_of
+from onecard.report.place.comparisons import Claim, claims_in, corrected
+from onecard.report.place.placing import place_of
+from onecard.report.place.yardsticks import expected_loss, is_usual
 from onecard.report.run_facts import RunFacts, Schedule
-from onecard.report.yardsticks import expected_loss, is_usual
 
 ENDED = Schedule("cosine", 6e-4, 0.0, 200, 5000)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from onecard.report.alarms import alarms_of
-from onecard.report.curve import findings_of
+from onecard.report.curve.alarms import alarms_of
+from onecard.report.curve.findings import findings_of
 from onecard.report.log import Evaluations, Log, Steps
-from onecard.report.mistakes import mistakes_of
+from onecard.report.mistakes.all import mistakes_of
 from onecard.report.run_facts import RunFacts, Schedule
 
 CURVES = Path(__file__).resolve().parents[3] / "shared" / "data" / "curves"

@@ -12,7 +12,7 @@ import made_reports as made
 import pytest
 
 from onecard.cli import main
-from onecard.report.inputs import pasted_sample
+from onecard.report.gathering.inputs import pasted_sample
 from onecard.terminal import columns
 
 HEAD = "tokens per iteration will be: 262,144\nnumber of parameters: 53.51M\n"

@@ -15,9 +15,9 @@ import pytest
 
 from onecard.errors import UserError
 from onecard.report.answer import Report
-from onecard.report.html import page, write_page
 from onecard.report.log import Evaluations, Log, Steps
-from onecard.report.markdown import markdown
+from onecard.report.pages.html import page, write_page
+from onecard.report.pages.markdown import markdown
 
 VOID = {"meta", "br", "hr", "img", "link", "input", "path"}
 MOST_BYTES = 60_000

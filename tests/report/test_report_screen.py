@@ -9,10 +9,10 @@ import made_reports as made
 import pytest
 
 from onecard.report.answer import Report
-from onecard.report.drawing import Segments, Signs, drawn, signs_for
 from onecard.report.findings import ForecastPoint
-from onecard.report.plotting import Curves
-from onecard.report.show import LINES, first_screen, whole
+from onecard.report.pages.drawing import Segments, Signs, drawn, signs_for
+from onecard.report.pages.plotting import Curves
+from onecard.report.pages.show import LINES, first_screen, whole
 
 BRAILLE, ASCII = Signs(True), Signs(False)
 

@@ -18,8 +18,12 @@ from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.data.tokenizer import make_tokenizer
 from onecard.files import write_json
-from onecard.report import eta_command
-from onecard.report.run_folder import run_folder
+from onecard.report.curve.findings import findings_of
+from onecard.report.eta import eta_command
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.inputs import read_input
+from onecard.report.gathering.known import Known
+from onecard.report.gathering.run_folder import run_folder
 from onecard.run.directory import RunDirectory
 from onecard.run.metrics import iteration_line
 
@@ -244,3 +248,20 @@ def test_a_run_that_went_back_counts_from_there(
     write_events(folder, ("started", 0), ("saved", 40), ("resumed", 40))
     found = answer(folder, capsys)
     assert (found["steps_seen"], found["step_ms"]["median"]) == (20, pytest.approx(1000))
+
+
+def test_memory_is_shown_as_predicted_and_as_measured(folder: RunDirectory) -> None:
+    """By the newest setting's event: an earlier one was another setting's."""
+    events: list[dict[str, Any]] = [
+        {"schema": 1},
+        {"event": "started", "step": 0, "device": "cuda"},
+        {"event": "memory", "step": 5, "predicted_gib": 9.0, "measured_gib": 9.5},
+        {"event": "memory", "step": 9, "predicted_gib": 4.0, "measured_gib": 4.01},
+        {"event": "memory", "step": 9, "predicted_gib": "damaged"},
+    ]
+    folder.events_path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    write_lines(folder, range(0, 100, 10), 0.5)
+    given = read_input(str(folder.path))
+    found = {finding.key: finding for finding in findings_of(facts_of(given.log, Known(), given.folder))}
+    assert "4.01 GiB measured, 4.00 predicted (+0.2%)" in found["memory"].text
+    assert found["memory"].good is True

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
 
 import pytest
 
-from onecard.cli import main
-from onecard.report import source
+from onecard.report import reading
+from onecard.report.gathering import source
 
 
-def test_a_file_larger_than_any_log_is_not_read_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(source, "MAX_BYTES", 1000)
-    path = tmp_path / "data.bin"
-    path.write_bytes(b"x" * 5000)
-    assert len(source._content(str(path))) == 1001
-    assert main(["eta", str(path)]) == 2
-    assert "too large for a log" in capsys.readouterr().err
+def test_of_a_long_log_the_beginning_and_the_end_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_KEPT", 1000)
+    lines = "".join(f"iter {n}: loss 4.0000, time 400.00ms, mfu 11.00%\n" for n in range(5000)).encode()
+    stream = source.Source(io.BytesIO(lines))
+    log = reading.read(stream)
+    assert log is not None
+    assert len(log.steps) == 5000
+    assert stream.content == lines[:1000] + lines[-1000:]
+    short = source.Source(io.BytesIO(lines[:1500]))
+    while short.read(7):
+        pass
+    assert short.content == lines[:1500]

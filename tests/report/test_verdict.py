@@ -14,10 +14,10 @@ from onecard.report.answer import Report, last_loss, sample_of
 from onecard.report.course import Amount, Money, Pace, course_of, pace_by_lines
 from onecard.report.findings import Finding
 from onecard.report.log import Evaluations, Log, Steps
-from onecard.report.plotting import rates_of
-from onecard.report.programs import to_json
+from onecard.report.pages.plotting import rates_of
+from onecard.report.pages.programs import to_json
+from onecard.report.pages.tables import losses
 from onecard.report.run_facts import RunFacts, Schedule
-from onecard.report.tables import losses
 from onecard.report.verdict import verdict_of
 
 
@@ -161,3 +161,12 @@ def test_the_newest_sample_of_the_runs_folder_is_shown(tmp_path: object) -> None
     found = sample_of(replace(made.report().facts, folder=str(folder)))
     assert found is not None
     assert (found.text, found.step) == ("the newest", 12_000)
+
+
+def test_a_loss_in_bits_is_not_said_to_end_in_nats() -> None:
+    made_report = made.report()
+    evaluations = Evaluations(step=[0, 3000, 6000], bpb=[3.2, 1.2, 1.1])
+    log = replace(made_report.facts.log, evaluations=evaluations)
+    report = replace(made_report, facts=replace(made_report.facts, log=log))
+    assert "1.100 bits per byte" in verdict_of(report)[1]
+    assert "its training loss should end between 3.25 and 3.31" in verdict_of(report)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -75,15 +76,23 @@ def weights_after(stepper: Stepper, steps: int = 3, step_sequences: int = 8) -> 
     return {name: tensor.clone() for name, tensor in stepper.optimizer.export_weights().items()}
 
 
-@pytest.mark.parametrize(
-    ("family", "more"),
-    [("gpt2", {}), ("gpt2", {"dropout": 0.2, "recompute": "mlp"}), ("gpt2", {"offload": "gradients"}),
-     ("gpt2", {"master_weights": "bf16", "optim_states": "int8"}), ("2025", {"recompute": "block"}),
-     ("2026", {}), ("2026", {"recompute": "block", "offload": "gradients"}), ("2026 of two", {})],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    "step_sequences", [8, 9, 1]
-)  # the last micro-batch: as the others, one, the only one
+def settings_and_steps() -> Iterator[Any]:
+    """Steps whose last micro-batch is one, as the others, the only one. All of the first settings; the others
+    with the hardest of them, and the rest in the long tests.
+    """
+    settings: list[tuple[str, dict[str, Any]]] = [
+        ("gpt2", {}), ("2026", {"recompute": "block", "offload": "gradients"}),
+        ("gpt2", {"dropout": 0.2, "recompute": "mlp"}), ("gpt2", {"offload": "gradients"}),
+        ("gpt2", {"master_weights": "bf16", "optim_states": "int8"}), ("2025", {"recompute": "block"}),
+        ("2026", {}), ("2026 of two", {}),
+    ]  # fmt: skip
+    for number, (family, more) in enumerate(settings):
+        for step_sequences in (9, 8, 1):
+            marks = [pytest.mark.long] if number > 1 and step_sequences < 9 else []
+            yield pytest.param(family, more, step_sequences, marks=marks)
+
+
+@pytest.mark.parametrize(("family", "more", "step_sequences"), settings_and_steps())
 def test_everything_is_compiled_in_it_and_nothing_is_learnt(
     family: str, more: dict[str, Any], step_sequences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +214,12 @@ UPDATES: dict[str, tuple[str, Rules, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", UPDATES)
+_FEW = ("refined", "muon from the host", "and from the host")  # together all that the others have
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in _FEW else [pytest.mark.long]) for kind in UPDATES]
+)
 def test_so_are_the_kernels_of_the_update(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled before the first one begins, on zeros of their own: weights and moments are the same bits."""
     family, rules, storage = UPDATES[kind]

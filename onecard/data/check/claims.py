@@ -224,7 +224,7 @@ class Book:
         return OK if expected == found else WRONG
 
     def _not_recorded(self, name: str, split: Split, key: str) -> str:
-        """What is there and cannot be is no record either, but a problem."""
+        """A record that cannot be true is none, and a problem besides."""
         if key not in self._split(split):
             return NOT_RECORDED
         self.problems.append(

@@ -144,7 +144,7 @@ class Documents:
         return self.first_start + number + int(self.lengths_D[:number].sum())
 
     def sorted_hashes(self) -> NDArray[np.uint64]:
-        """Of the documents that are not empty."""
+        """Hashes of the documents that are not empty."""
         hashes_D: NDArray[np.uint64] = self.hashes_D[self.lengths_D > 0]
         hashes_D.sort()
         return hashes_D
@@ -254,7 +254,7 @@ def _counts(window_W: NDArray[Any], n_vocab: int) -> NDArray[np.int64]:
 
 
 def entropy(counts_V: NDArray[np.int64]) -> float:
-    """Of the ids' frequencies, in nats: the loss of a guess that knows nothing else."""
+    """The entropy of the ids' frequencies, in nats: the loss of a guess that knows nothing else."""
     seen_V = counts_V[counts_V > 0]
     share_V = seen_V / max(1, int(seen_V.sum()))
     return max(0.0, float(-(share_V * np.log(share_V)).sum()))

@@ -81,7 +81,7 @@ def _heading(label: str, splits: list[str], width: int) -> str:
 
 
 def _cell(splits: int) -> int:
-    """As wide as the terminal allows."""
+    """A cell as wide as the terminal allows."""
     full = _LABEL + splits * (_CELL + 2)
     return max(_LEAST_CELL, min(_CELL, (columns(of_a_pipe=full) - _LABEL) // splits - 2))
 
@@ -157,10 +157,13 @@ def _validation(report: Part) -> list[str]:
     found = report["validation"]
     if found is None:
         return []
-    text = _("±{n:.3f} nats a token ({blocks:,} blocks of {size:,})").format(
-        n=found["standard_error"], blocks=found["blocks"], size=found["block_size"]
-    )
-    return [f"{_('error of a validation loss'):<{_LABEL}}  {text}"]
+    text = ngettext(
+        "±{n:.3f} nats a token ({blocks:,} block of {size:,})",
+        "±{n:.3f} nats a token ({blocks:,} blocks of {size:,})",
+        found["blocks"],
+    ).format(n=found["standard_error"], blocks=found["blocks"], size=found["block_size"])
+    label = _("error of a validation loss")
+    return [f"{label:<{_LABEL}}  {text}"]
 
 
 def _number(value: float | None, form: str) -> str | None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from onecard.language import _
+from onecard.language import _, ngettext
 from onecard.plan.noise import CHARACTERS, USUAL_BLOCK, sequences_for, standard_error
 
 # Nats a token. With a larger standard error even runs whose models differ by a half in size look alike.
@@ -41,22 +41,22 @@ class Validation:
     def verdict(self, train_tokens: int, *, prepared: bool) -> tuple[str, bool]:
         """What is to be said of it where it is too small, and whether preparing it again mends that."""
         needed = sequences_for(self.most_error, self.block_size, self.vocabulary) * self.block_size
-        values = {
-            "tokens": self.tokens, "blocks": self.blocks, "size": self.block_size, "n": self.standard_error,
-        }  # fmt: skip
-        said = _(
-            "the validation set is too small: its {tokens:,} tokens are {blocks:,} blocks of {size:,}, so a "
-            "validation loss is that of such text within ±{n:.2f} nats a token only (one standard error)"
-        ).format(**values)
+        said = ngettext(
+            "the validation set is too small: {blocks:,} block of {size:,} tokens gives a loss with a "
+            "standard error of {n:.2f} nats a token.",
+            "the validation set is too small: {blocks:,} blocks of {size:,} tokens give a loss with a "
+            "standard error of {n:.2f} nats a token.",
+            self.blocks,
+        ).format(blocks=self.blocks, size=self.block_size, n=self.standard_error)
         share = _MORE * needed / max(1, self.tokens + train_tokens)
         if share > _MOST_FRACTION:
-            return said + _("; more text would help"), False
+            return f"{said} " + _("More text would help."), False
+        if not prepared:
+            return f"{said} " + _("Hold out {n:,} tokens or more.").format(n=needed), True
         # Rounded up to two digits.
         digits = 1 - math.floor(math.log10(share))
         fraction = math.ceil(share * 10**digits) / 10**digits
-        if not prepared:
-            return said + _("; hold out {n:,} tokens or more").format(n=needed), True
-        return said + _("; hold out more: --val_fraction={n:g}").format(n=fraction), True
+        return f"{said} " + _("Hold out more: --val_fraction={n:g}").format(n=fraction), True
 
 
 def validation_of(tokens: int, vocabulary: int) -> Validation | None:

@@ -21,7 +21,7 @@ def endpoint() -> str:
 
 
 def refuse_offline(name: str, path: str = "") -> None:
-    """Before anything is sent."""
+    """Offline mode is an error before anything is sent."""
     if any(os.environ.get(flag, "").upper() in _TRUE for flag in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         raise UserError(
             _("{what} is not on this machine, and the network is switched off").format(what=path or name),
@@ -127,6 +127,6 @@ def unknown_dump(dataset: NamedDataset, there: list[str]) -> UserError:
 
 
 def local_hint(name: str) -> str:
-    """What needs no network."""
+    """The hint at what needs no network."""
     how = " --tokenizer char" if name == "shakespeare_char" else ""
     return _("from files you have:") + f" onecard prepare FILES-OR-FOLDER --name {name}{how}"

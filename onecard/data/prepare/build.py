@@ -140,7 +140,7 @@ def one_document() -> UserError:
 
 
 def _write_with(work: Preparation, rule: ByHash | ByTail | None) -> DatasetWriter:
-    """From where the work is to its end (or to enough tokens), with a commit every few seconds."""
+    """Writes from where the work is to its end (or to enough tokens), with a commit every few seconds."""
     writer = _open_writer(work)
     # After the writer: it begins anew where what it finds is not what the journal says.
     rule = rule or _rule(work)

@@ -45,7 +45,7 @@ class Origin(ABC):
 
     @abstractmethod
     def sha256(self, number: int) -> str:
-        """Of a file that has been opened."""
+        """The hash of a file that has been opened."""
 
     @abstractmethod
     def text_bytes(self) -> int:
@@ -59,7 +59,7 @@ class Origin(ABC):
         return ""
 
     def fingerprints(self, count: int) -> dict[str, int]:
-        """For the journal: what shows that the first files are still the same without reading them."""
+        """Facts for the journal that show that the first files are still the same without reading them."""
         return {}
 
     def finished(self) -> None:  # noqa: B027 - nothing to tidy up unless something was fetched
@@ -77,7 +77,7 @@ class Origin(ABC):
         """What shows later that a file of which only the beginning was used is still the same."""
 
     def facts(self, whole: int, partly: bool, reading: bool) -> list[dict[str, Any]]:
-        """For meta.json: so many whole files, and perhaps the one after them, as far as it was used."""
+        """Facts of so many whole files for meta.json, and perhaps the next, as far as it was used."""
         facts: list[dict[str, Any]] = [
             {"name": self.name(number), "bytes": self.size(number), "sha256": self.sha256(number)}
             for number in range(whole)
@@ -159,7 +159,7 @@ class LocalFiles(Origin):
         return file
 
     def look_over(self, text_column: str, scratch: Path) -> Iterator[Batch]:
-        """All texts, before they are read for good."""
+        """Reads all texts once, before they are read for good."""
         for number, file in enumerate(self.files):
             yield from read_batches(file, text_column, Place(number), scratch)
 
@@ -194,7 +194,7 @@ class LocalFiles(Origin):
     def continuing(
         self, listed: list[dict[str, Any]], fingerprints: dict[str, int], show: bool
     ) -> LocalFiles | str:
-        """The same files in the order of an earlier prepare, new ones after them; else what differs.
+        """The files in the order of an earlier prepare, new ones after them; else what differs.
 
         A file whose size and time of change are those of the journal is the same; else its hash says.
         """
@@ -240,7 +240,7 @@ def _is_same(file: SourceFile, entry: dict[str, Any]) -> bool:
 
 
 def _sha256_of_ends(file: SourceFile) -> str:
-    """Of the first and the last megabyte."""
+    """The hash of the first and the last megabyte."""
     try:
         with file.path.open("rb") as stream:
             digest = hashlib.sha256(stream.read(_END_BYTES))

@@ -148,7 +148,7 @@ def _columns_of(table: Any, column: str) -> Iterator[Any]:
 
 
 def _column_bytes(table: Any, column: str) -> int:
-    """Before dictionaries are spelled out."""
+    """The bytes of a column before dictionaries are spelled out."""
     return sum(part.total_uncompressed_size for part in _columns_of(table, column))
 
 
@@ -244,7 +244,7 @@ def _is_utf8(array: Any) -> bool:
 
 
 def _all_well(array: Any, raw: memoryview, at: list[int], source: int, first_row: int) -> Batch:
-    """The same for rows that are all text: nearly always, and much faster."""
+    """Documents of rows that are all text, which is nearly always so, and much faster."""
     count = len(at) - 1
     documents = [raw[start:stop] for start, stop in itertools.pairwise(at)]
     return Batch(

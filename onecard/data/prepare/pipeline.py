@@ -89,7 +89,7 @@ def encode_all(
 
 
 def _encode(batch: Batch, held_out: list[bool], tokenizer: Tokenizer, dtype: str) -> Encoded:
-    """As it will be written, so that the writing thread only writes."""
+    """Tokens as they will be written, so that the writing thread only writes."""
     ids_N, starts_T = tokenizer.encode_batch(batch.texts)
     batch.texts = []  # the largest part of a batch, not needed any more
     pieces: list[NDArray[Any]] = []
@@ -138,7 +138,7 @@ def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 class _End:
-    """After the last item."""
+    """The mark after the last item."""
 
 
 class Ahead(Generic[T]):
@@ -157,7 +157,7 @@ class Ahead(Generic[T]):
         self._thread.start()
         return self
 
-    def __exit__(self, *unused: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         # Whatever it waits for: make room, so that it sees the stop. A download in progress may take
         # longer to notice; the thread is a daemon and holds nothing of ours.

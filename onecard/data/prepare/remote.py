@@ -89,7 +89,7 @@ class RemoteFiles(Origin):
 
     @property
     def total_bytes(self) -> int:
-        """Of the files that will be read, by the estimate."""
+        """Bytes of the files that will be read, by the estimate."""
         return sum(self.size(number) for number in range(self.files_needed()))
 
     def release(self, number: int) -> None:
@@ -103,7 +103,7 @@ class RemoteFiles(Origin):
         return line.format(name=coming.name, done=coming.done_bytes / 1e9, total=coming.total_bytes / 1e9)
 
     def finished(self) -> None:
-        """All is written: what was fetched too early or half used goes as well."""
+        """Removes what was fetched too early or half used, once all is written."""
         self._fetcher.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

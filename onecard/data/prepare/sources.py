@@ -302,8 +302,7 @@ def _walk(folder: Path, leave_out: set[str], tally: Tally | None = None) -> Iter
 
 
 def _homes(folder: Path) -> list[str]:
-    """Where what belongs to a folder lies: in it; a snapshot of the Hub's cache is made of links to the blobs
-    beside it."""
+    """The folders a folder's files lie in: a snapshot of the Hub's cache is links to blobs beside it."""
     real = Path(os.path.realpath(folder))
     repos = [above.parent for above in real.parents if above.name == "snapshots"][:1]
     return [str(real), *(str(repo / "blobs") for repo in repos if (repo / "blobs").is_dir())]

@@ -103,7 +103,7 @@ class _SplitWriter:
             os.posix_fadvise(self._file.fileno(), start, self._on_its_way - start, advice)
 
     def sync(self) -> None:
-        """On disk, not only in the system's cache: the journal must never come before its data."""
+        """Brings the tokens to the disk itself: the journal must never come before its data."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -166,7 +166,7 @@ class DatasetWriter:
         return time.monotonic() - self._committed_at >= COMMIT_SECONDS or self._room.is_used_up()
 
     def commit(self, meta: dict[str, Any], extra: dict[str, Any]) -> None:
-        """From here on a kill loses nothing of what is written. `meta` describes exactly that."""
+        """Makes it safe: from here on a kill loses nothing that is written. `meta` describes exactly that."""
         try:
             for writer in self._splits.values():
                 writer.sync()
@@ -359,7 +359,7 @@ class LockedFolder:
             leftover.unlink(missing_ok=True)  # of a kill
         return self
 
-    def __exit__(self, *unused: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._lock.close()
         if self._made and [entry.name for entry in self.folder.iterdir()] == [LOCK_NAME]:
             (self.folder / LOCK_NAME).unlink()

@@ -15,6 +15,7 @@ from onecard.plan.amounts import duration, gib
 from onecard.plan.answer import cost_of_choice, question_of
 from onecard.plan.bill import CONTEXT
 from onecard.plan.cost import Cost, Training, cost_of
+from onecard.plan.expected import expected
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.options import Options
@@ -26,9 +27,10 @@ from onecard.plan.others.nanogpt_speed import (
 )
 from onecard.plan.ranges import Spread, spread_of
 from onecard.plan.search import Question, chosen
-from onecard.plan.show import DESKTOP, NOTABLE, expected, host_remark, model_name, vocabulary_remark
+from onecard.plan.show import NOTABLE, model_name
 from onecard.plan.speed import StepTime
 from onecard.plan.tables import pace
+from onecard.plan.verdict import DESKTOP, host_remark, vocabulary_remark
 from onecard.terminal import Row, print_parts, print_rows, show_json, terms_together
 
 if TYPE_CHECKING:

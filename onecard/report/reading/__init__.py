@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO
-
 from onecard.report.log import Log
 from onecard.report.reading.assemble import log_of
 from onecard.report.reading.reader import Reader
 from onecard.report.reading.seeing import Seen, seen
-from onecard.report.reading.text import BLOCK, blocks
+from onecard.report.reading.text import BLOCK, Stream, blocks
 
 __all__ = ["Seen", "read", "seen"]
 
 # A file in whose first characters there is no row of a log is none.
-MOST_WITHOUT_ROWS = 30_000_000
+MOST_WITHOUT_ROWS = 16_000_000
 
 
-def read(content: bytes | BinaryIO, block: int = BLOCK) -> Log | None:
+def read(content: bytes | Stream, block: int = BLOCK) -> Log | None:
     """What there is to know from a log; None where no training line is in it. It is read block by block."""
     reader = Reader()
     length = 0

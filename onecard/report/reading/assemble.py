@@ -104,7 +104,7 @@ def _complete(start: OneStart) -> None:
     for place in (place for place, again in enumerate(twice) if again):
         if math.isnan(merged.loss[place]):
             merged.loss[place] = merged.loss[place + 1]
-    start.steps = merged.where([True, *(not again for again in twice)]) if any(twice) else merged  # type: ignore[assignment]
+    start.steps = merged.where([True, *(not again for again in twice)]) if any(twice) else merged
 
 
 def _without_planned(curve: Start) -> tuple[Start, Planned]:

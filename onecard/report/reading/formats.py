@@ -1,7 +1,7 @@
 """Formats of logs, one entry each: to read another one, add it here.
 
-What a line says is read by the names in it (names.py), whatever the format. An entry adds by what its lines are
-known, how they look where they were wrapped, and in what they mean something else than they say.
+What a line says is read by the names in it (names.py), whatever the format. An entry adds by what its lines
+are known, how they look where they were wrapped, and in what they mean something else than they say.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Format:
     name: str
     # Found in a line whose numbers are replaced by 0 and whose runs of spaces are one space.
     line: str
-    # The beginning of a line that a narrow window may have wrapped, and what such a line has when it is whole.
+    # The beginning of a line that a narrow window may have wrapped, and what it has when it is whole.
     begins: str | None = None
     whole: str | None = None
     enough: str | None = None  # what is better than nothing
@@ -56,7 +56,8 @@ FORMATS = (
     ),
     Format(NANOCHAT, r"\bstep ?0/0 \(0%\) \| loss: ?0 \|", percent=True),
     Format(
-        NANOCHAT_SFT, r"\b[sS]tep 0 \(0%\) ?\| loss: 0|\bStep 0/0 \| Training loss: 0|\bStep 0 \| Validation loss: 0",
+        NANOCHAT_SFT,
+        r"\b[sS]tep 0 \(0%\) ?\| loss: 0|\bStep 0(?:/0 \| Training| \| Validation) loss: 0",
         columns={"tokens": None}, percent=True,
     ),
     Format(NANOGPT, r"\bstep 0: train loss 0, val loss 0", shared=True),

@@ -92,9 +92,10 @@ WANTED = word_set(
 _ENDS_OF_OTHERS = frozenset(name for name in WANTED if any(m != name and m.endswith(name) for m in WANTED))
 # What llm.c calls nanoGPT's knobs, in the table it prints.
 _TABLE_NAMES = {
-    "micro batch size B": "batch_size", "sequence length T": "block_size", "learning rate (LR)": "learning_rate",
+    "micro batch size B": "batch_size", "sequence length T": "block_size",
+    "learning rate (LR)": "learning_rate", "LR scheduler": "lr_scheduler",
     "warmup iterations": "warmup_iters", "weight decay": "weight_decay", "num_layers L": "n_layer",
-    "num_heads NH": "n_head", "channels C": "n_embd", "max_steps": "max_iters", "LR scheduler": "lr_scheduler",
+    "num_heads NH": "n_head", "channels C": "n_embd", "max_steps": "max_iters",
     "final LR fraction": "final_lr_frac", "val_loss_every": "eval_interval", "val_max_steps": "eval_iters",
 }  # fmt: skip
 _TABLE_LINE = re.compile(r"^\| ([\w() ]{4,24}?) +\| (\S{1,60}) +\|$")
@@ -140,7 +141,7 @@ def _value(node: ast.expr, known: Mapping[str, Value], depth: int = 0) -> Value 
 
 
 def settings_of(line: str, known: Mapping[str, Value], *, first: bool = False) -> dict[str, Value]:
-    """Settings that a program prints in this line, or that a config has. `first`: does the text begin here?"""
+    """Settings that a program prints in this line or a config has. `first`: does the text begin here?"""
     if "|" in line and (row := _TABLE_LINE.match(line)):
         name = _TABLE_NAMES.get(row[1])
         value = setting(row[2], known) if name else None
@@ -176,7 +177,8 @@ def facts_of(line: str) -> dict[str, Any]:
 # --- the command line -----------------------------------------------------------------------------
 
 _COMMAND = re.compile(
-    r"(?:^|[\s`$>])((?:python3?|torchrun|accelerate|deepspeed|uv run|onecard train|mpirun|\./train)\b[^`\n]{0,4000}"
+    r"(?:^|[\s`$>])("
+    r"(?:python3?|torchrun|accelerate|deepspeed|uv run|onecard train|mpirun|\./train)\b[^`\n]{0,4000}"
     r"|[\w./]{0,60}train\w{0,20}\.(?:py|cu|sh)\b[^`\n]{0,4000})"
 )
 _TRAINS = re.compile(r"train|pretrain|run_clm|\bsft\b", re.IGNORECASE)

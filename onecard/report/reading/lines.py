@@ -1,7 +1,7 @@
 """Rows in lines of names and numbers: `iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%` and all its kin.
 
-The text between a line's numbers is its shape; lines of one program have few. What the numbers of a shape are is
-worked out once, by the names in it, and lines of a shape that comes often are read many at a time.
+The text between a line's numbers is its shape; lines of one program have few. What the numbers of a shape are
+is worked out once, by the names in it, and lines of a shape that comes often are read many at a time.
 """
 
 from __future__ import annotations
@@ -257,15 +257,17 @@ def _plans(gaps: tuple[str, ...], entry: Format) -> list[RowPlan]:
         plan.columns.setdefault(name, (index, factor))
     rows.append(plan)
     first = rows[0]
-    if "step" not in first.columns and 0 not in {index for index, _ in first.columns.values()}:
-        if _BARE_FRONT.fullmatch(gaps[0]) and _BARE_BEHIND.match(gaps[1]):
-            first.columns["step"], first.bare = (0, 1.0), True
+    is_bare = _BARE_FRONT.fullmatch(gaps[0]) and _BARE_BEHIND.match(gaps[1])
+    if is_bare and "step" not in first.columns and 0 not in {index for index, _ in first.columns.values()}:
+        first.columns["step"], first.bare = (0, 1.0), True
     return rows
 
 
 def _meaning(gaps: tuple[str, ...], index: int, entry: Format) -> tuple[str | None, float]:
     """(column, factor) of a number by the text around it."""
     before, behind = gaps[index], gaps[index + 1]
+    if before.rstrip()[-1:] in "\u00d7*+" and before.strip():
+        return None, 1.0  # a factor, and the word in front is the unit of the other one
     if index:
         before = _UNIT_BEHIND.sub("", before)
     before = before.replace("(ms)", " ms").replace("(s)", " s ")
@@ -274,9 +276,9 @@ def _meaning(gaps: tuple[str, ...], index: int, entry: Format) -> tuple[str | No
     else:
         key = _TAIL.split(before.rstrip(" :=\t"))[-1].strip(" :=\"'<>*`#~\u2248")
     if not key or not any(c.isalpha() for c in key):
-        for pattern, name, factor in _NAME_BEHIND if not key else ():
+        for pattern, behind_it, factor in _NAME_BEHIND if not key else ():
             if pattern.match(behind):
-                return name, factor
+                return behind_it, factor
         return None, 1.0
     name = column_of(key[-80:])
     if entry.micro and key.split()[-1].lower() == entry.micro:

@@ -17,7 +17,8 @@ _UNIT = r"\s?(k|K|M|B|T|Mio\.?|Mrd\.?|millones|million|billion|bn)"
 # "every 500 steps", "the last 1000 steps" are no horizon.
 _NO_PLACE = "".join(
     f"(?<!{word} )" for word in (
-        "every", "cada", "alle", "after", "last", "next", "first", "of", "\u00faltimos", "\u00faltimas", "letzten",
+        "every", "cada", "alle", "after", "last", "next", "first", "of", "\u00faltimos", "\u00faltimas",
+        "letzten",
         "de", "nach", "pr\u00f3ximas", "step", "iter", "each", "primeras", "primeros", "ersten", "than", "at",
     )
 )  # fmt: skip
@@ -47,8 +48,8 @@ def _share(found: re.Match[str]) -> tuple[float, float] | None:
 
 
 _DATA = (
-    "FineWeb-Edu", "FineWeb", "OpenWebText", "TinyStories", "ClimbMix", "SlimPajama", "RedPajama", "WikiText-103",
-    "DCLM", "Dolma", "the Pile", "C4", "OpenWebMath", "Shakespeare",
+    "FineWeb-Edu", "FineWeb", "OpenWebText", "TinyStories", "ClimbMix", "SlimPajama", "RedPajama",
+    "WikiText-103", "DCLM", "Dolma", "the Pile", "C4", "OpenWebMath", "Shakespeare",
 )  # fmt: skip
 
 
@@ -60,89 +61,124 @@ def _name(found: re.Match[str]) -> str:
     return found[1]
 
 
-def _plain(value: Any) -> Callable[[re.Match[str]], Any]:
-    return lambda found: value
-
-
 def _gpu(found: re.Match[str]) -> str:
     return " ".join(found[0].split())
 
 
-# (name, whether it is a setting, pattern, reader); the first pattern that finds something gives the value.
 _CASE = re.IGNORECASE
-RULES: tuple[tuple[str, bool, re.Pattern[str], Callable[[re.Match[str]], Any]], ...] = tuple(
-    (name, is_setting, re.compile(pattern, flags), reader)
-    for name, is_setting, pattern, flags, reader in (
-        ("learning_rate", True,
-         rf"(?:\blr|learning[ _]rate|tasa de aprendizaje|lernrate)\)?\s*(?:of|de|von|=|:|is|ist|es|was)?\s*{_RATE}",
-         _CASE, _rate),
-        ("min_lr", True, rf"\bmin[ _]lr\s*(?:of|de|von|=|:)?\s*{_RATE}", _CASE, _rate),
-        ("block_size", True,
-         rf"(?:block[ _]size|context(?: length)?|contexto|kontext(?:l\u00e4nge)?|sequence length|seq(?:uence)?[ _]len"
-         rf"|longitud de secuencia|sequenzl\u00e4nge)\s*(?:of|de|von|=|:)?\s*{_N}\b(?!\s?[kKMB%])", _CASE, _count),
-        ("gradient_accumulation_steps", True,
-         rf"(?:grad(?:ient)?[-_ ]accum(?:ulation)?(?:[-_ ]steps)?|acumulaci\u00f3n de gradientes?"
-         rf"|gradientenakkumulation)\s*(?:of|de|von|=|:)?\s*{_N}\b", _CASE, _count),
-        ("batch_size", True, rf"\bbatch(?:[-_ ]?size)?\s*(?:of|de|von|=|:)?\s*{_N}(?= ?[\u00d7x*] ?grad)", _CASE, _count),
-        ("max_iters", True, rf"(?:^|[\s(~\u2248]){_NO_PLACE}{_N}(k)?\s(?:iterations|iteraciones|iterationen|steps|pasos|schritte)"
-         r"\b(?!\s(?:from|warm|de calent|per|pro|por))", _CASE, _count),
-        ("max_iters", True, r"max_iters\s*[=:]\s*([0-9]{1,9})", _CASE, _count),
-        ("warmup_iters", True, rf"(?:warm-?up|calentamiento|aufw\u00e4rm\w*)\s*(?:of|de|von|=|:)?\s*{_N}\b(?!\s?%)",
-         _CASE, _count),
-        ("dropout", True, r"dropout\s*(?:of|de|von|=|:)?\s*(0?[.,][0-9]{1,3}|0)(?![\w.,])", _CASE, _rate),
-        ("dropout", True, r"\b(?:sin|no|ohne|without|zero|kein)\s+dropout", _CASE, _plain(0.0)),
-        ("compile", True, r"\b(?:pytorch|torch)[ .]compile\b|compile\s*=\s*true", _CASE, _plain(True)),
-        ("optimizer", True, r"\b(AdamW|Muon|Lion|Adafactor|SOAP|Shampoo)\b", 0, lambda found: found[1].lower()),
-        ("weight_decay", True, r"weight[ _]decay\s*(?:of|de|von|=|:)?\s*(0[.,][0-9]{1,4})", _CASE, _rate),
-        ("tokens_per_step", False, rf"{_N}\s?[\u00d7x*]\s?(512|1024|2048|4096|8192|1,024|2,048)\b(?!\s?[\u00d7x*])", 0,
-         _product),
-        ("tokens_per_step_about", False,
-         rf"{_N}{_UNIT}\s*(?:de\s)?tokens?\s?(?:/|per|por|pro)\s?(?:iter|step|paso|schritt)", 0, _count),
-        ("tokens_seen", False,
-         rf"{_N}{_UNIT}\s*(?:de\s)?tokens?\s(?:seen|vistos|gesehen|processed|procesados|verarbeitet|so far)", _CASE,
-         _count),
-        ("parameters_about", False, rf"(?:^|[\s(~\u2248]){_N}(M|B|Mio\.?|millones|million)\s?(?:de\s)?"
-         r"-?(?:par[a\u00e1]m|Param|params|weights)", _CASE, _count),
-        ("parameters_about", False, rf"(?:^|[\s(~\u2248]){_N}(M)[- ](?:GPT|model|modelo|Modell|LLM)", 0, _count),
-        ("train_tokens_about", False,
-         rf"{_N}{_UNIT}\s*(?:de\s)?(?:raw\s)?tokens?\s(?:de|of|von|aus|from)\s(?:the\s|la\s)?[A-Z]", 0, _count),
-        ("mfu", False,
-         r"(?:MFU\s*(?:of|de|von|:|=|is|at)?\s*[~\u2248]?|[~\u2248])([0-9]{1,3}(?:[.,][0-9]+)?)"
-         r"(?:\s?[-\u2013\u2014]\s?([0-9]{1,3}(?:[.,][0-9]+)?))?\s?%(?:\s(?:de\s)?MFU)?", 0, _share),
-        ("gpu", False,
-         r"\b(?:(?:NVIDIA\s)?(?:GeForce\s)?(?:RTX|GTX)\s?(?:PRO\s?)?[0-9]{4}\s?(?:Ti)?(?:\sSuper|\sSUPER)?(?:\sLaptop)?|RTX\sA[0-9]{4}"
-         r"|(?:Tesla\s)?(?:T4|V100|P100|P40|M40)|(?:NVIDIA\s)?(?:A100|H100|H200|A6000|L40S?|L4|A10G?|B200))\b", 0, _gpu),
-        ("tokenizer", False, r"GPT-?2(?:'s)?\s(?:BPE|tokeni[sz]er|tokens)|token\w+ (?:original )?(?:de|von) GPT-?2"
-         r"|tiktoken gpt2|r50k", _CASE, _plain("gpt2")),
-        ("tokenizer", False, r"character[- ]level|char[- ]level|a nivel de car\u00e1cter|zeichenweise", _CASE,
-         _plain("char")),
-        ("vocab_size", False, rf"(?:vocab(?:ulary|ulario|_size| size)?|Vokabular)\s*(?:of|de|von|=|:)?\s*{_N}\b(?!k)",
-         _CASE, _count),
-        ("vocab_size", False, r"([0-9]{2,3}[.,][0-9]{3}|[0-9]{4,6})\s(?:vocab|tokens? in the vocab)", _CASE, _count),
-        ("data", False, rf"\b({'|'.join(_DATA)})\b", _CASE, _data),
-        ("shard", False, r"\b(CC-MAIN-20[0-9]{2}-[0-9]{2})\b", 0, _name),
-    )
+# Between a name and its value: "LR 5e-4", "learning rate) of 5e-4", "block_size=1024".
+_IS = r"\)?\s*(?:of|de|von|=|:|is|ist|es|was)?\s*"
+_LENGTH = (
+    r"(?:block[ _]size|context(?: length)?|contexto|kontext(?:l\u00e4nge)?|seq(?:uence)?[ _]len(?:gth)?"
+    r"|longitud de secuencia|sequenzl\u00e4nge)"
+)
+_ACCUMULATION = (
+    r"(?:grad(?:ient)?[-_ ]accum(?:ulation)?(?:[-_ ]steps)?|acumulaci\u00f3n de gradientes?"
+    r"|gradientenakkumulation)"
+)
+_STEPS = r"(?:iterations|iteraciones|iterationen|steps|pasos|schritte)\b"
+_BEHIND = r"(?!\s(?:from|warm|de calent|per|pro|por))"
+_MANY = rf"{_N}{_UNIT}\s*(?:de\s)?(?:raw\s)?tokens?"
+_MILLIONS = r"(M|B|Mio\.?|millones|million|Millionen)"
+_FRONT = r"(?:^|[\s(~\u2248*])"
+_PERCENT = r"([0-9]{1,3}(?:[.,][0-9]+)?)(?:\s?[-\u2013\u2014]\s?([0-9]{1,3}(?:[.,][0-9]+)?))?\s?%"
+_GPU = (
+    r"\b(?:(?:NVIDIA\s)?(?:GeForce\s)?(?:RTX|GTX)\s?(?:PRO\s?)?[0-9]{4}\s?(?:Ti)?(?:\s(?:Super|SUPER))?(?:\sLaptop)?"
+    r"|RTX\sA[0-9]{4}|(?:Tesla\s)?(?:T4|V100|P100|P40|M40)"
+    r"|(?:NVIDIA\s)?(?:A100|H100|H200|A6000|L40S?|L4|A10G?|B200))\b"
+)
+# By name: a reader, and patterns, of which the first one that finds something gives the value.
+_Rule = tuple[Callable[[re.Match[str]], Any], tuple[str, ...]]
+_SETTINGS: dict[str, _Rule] = {
+    "learning_rate": (_rate, (rf"(?:\blr|learning[ _]rate|tasa de aprendizaje|lernrate){_IS}{_RATE}",)),
+    "min_lr": (_rate, (rf"\bmin[ _]lr{_IS}{_RATE}",)),
+    "block_size": (_count, (rf"{_LENGTH}{_IS}{_N}\b(?!\s?[kKMB%])",)),
+    "gradient_accumulation_steps": (_count, (rf"{_ACCUMULATION}{_IS}{_N}\b",)),
+    "batch_size": (_count, (rf"\bbatch(?:[-_ ]?size)?{_IS}{_N}(?= ?[\u00d7x*] ?grad)",)),
+    "max_iters": (
+        _count, (rf"{_FRONT}{_NO_PLACE}{_N}(k)?\s{_STEPS}{_BEHIND}", r"max_iters\s*[=:]\s*([0-9]{1,9})")
+    ),
+    "warmup_iters": (_count, (rf"(?:warm-?up|calentamiento|aufw\u00e4rm\w*){_IS}{_N}\b(?!\s?%)",)),
+    "weight_decay": (_rate, (rf"weight[ _]decay{_IS}(0[.,][0-9]{{1,4}})",)),
+    "dropout": (_rate, (rf"dropout{_IS}(0?[.,][0-9]{{1,3}}|0)(?![\w.,])",)),
+}  # fmt: skip
+_FACTS: dict[str, _Rule] = {
+    "tokens_per_step": (
+        _product, (rf"{_N}\s?[\u00d7x*]\s?(512|1024|2048|4096|8192|1,024|2,048)\b(?!\s?[\u00d7x*])",)
+    ),
+    "tokens_per_step_about": (_count, (rf"{_MANY}\s?(?:/|per|por|pro)\s?(?:iter|step|paso|schritt)",)),
+    "tokens_seen": (
+        _count, (rf"{_MANY}\s(?:seen|vistos|gesehen|processed|procesados|verarbeitet|so far)",)
+    ),
+    "parameters_about": (
+        _count,
+        (rf"{_FRONT}{_N}\s?{_MILLIONS}\s?(?:de\s)?-?(?:par[a\u00e1]m|weights)",
+         rf"{_FRONT}{_N}(M)[- ](?:GPT|model|modelo|LLM)\b"),
+    ),
+    "train_tokens_about": (
+        _count, (rf"{_MANY}\s(?:de|of|von|aus|from)\s(?:the\s|la\s)?(?:FineWeb|OpenWeb|C4|Tiny|Wiki|text)",)
+    ),
+    "mfu": (
+        _share,
+        (rf"MFU(?:\s(?:of|de|von|is|at))?\s?[:=]?\s?[~\u2248]?{_PERCENT}", rf"{_PERCENT}\s(?:de\s)?MFU"),
+    ),
+    "gpu": (_gpu, (_GPU,)),
+    "vocab_size": (
+        _count,
+        (rf"(?:vocab(?:ulary|ulario|_size| size)?|vokabular){_IS}{_N}\b(?!k)",
+         r"([0-9]{2,3}[.,][0-9]{3}|[0-9]{4,6})\s(?:vocab|tokens? in the vocab)"),
+    ),
+    "data": (_data, (rf"\b({'|'.join(_DATA)})\b",)),
+    "shard": (_name, (r"\b(CC-MAIN-20[0-9]{2}-[0-9]{2})\b",)),
+}  # fmt: skip
+# Names, and words that say so.
+_WORDS: tuple[tuple[str, bool, Any, str], ...] = (
+    ("dropout", True, 0.0, r"\b(?:sin|no|ohne|without|zero|kein)\s+dropout"),
+    ("compile", True, True, r"\b(?:pytorch|torch)[ .]compile\b"),
+    *(("optimizer", True, name.lower(), rf"\b{name}\b") for name in ("AdamW", "Muon", "Adafactor", "SOAP")),
+    ("tokenizer", False, "gpt2",
+     r"GPT-?2(?:'s)?\s(?:BPE|tokeni[sz]er|tokens)|token\w+ (?:original )?(?:de|von) GPT-?2|r50k"),
+    ("tokenizer", False, "char", r"char(?:acter)?[- ]level|a nivel de car\u00e1cter|zeichenweise"),
 )  # fmt: skip
+
+
+def _always(value: Any) -> Callable[[re.Match[str]], Any]:
+    return lambda found: value
+
+
+# (name, whether it is a setting, pattern, reader).
+RULES = (
+    *(
+        (name, into is _SETTINGS, re.compile(pattern, 0 if name == "gpu" else _CASE), reader)
+        for into in (_SETTINGS, _FACTS)
+        for name, (reader, patterns) in into.items()
+        for pattern in patterns
+    ),
+    *(
+        (name, setting, re.compile(pattern, _CASE), _always(value))
+        for name, setting, value, pattern in _WORDS
+    ),
+)
 _MAY_MATTER = re.compile(
-    r"lr\b|rate|aprendizaje|lernrate|block|cont|kontext|seq|secuencia|accum|akkum|acumul|batch|iter|step|paso|schritt"
-    r"|warm|calent|dropout|compile|adamw|muon|lion|soap|decay|token|param|\bM[ -]|mfu|rtx|gtx|[tvpalhb][0-9]{1,3}"
-    r"|gpt|char|zeichen|vocab|vokab|vocabul|fineweb|openweb|stories|climb|pajama|wiki|dclm|dolma|pile|c4"
-    r"|shakespeare|cc-main|=",
-    re.IGNORECASE,
+    r"lr\b|rate|aprendizaje|block|cont|kontext|seq|secuencia|ac[ck]u?m|akkum|batch|iter|step|paso|schritt|warm|calent"
+    r"|dropout|compile|adamw|muon|soap|decay|token|param|\bM[ -]|mfu|[rg]tx|[tvpalhb][0-9]{1,3}|gpt|char"
+    r"|zeichen|vo[ck]ab|web|stories|climb|pajama|wiki|dclm|dolma|pile|c4|shakespeare|cc-main|=",
+    _CASE,
 )
 # What stands in such a sentence is not what the run is, but what it might be, or what others are.
 _ADVICE = re.compile(
-    r"\b(?:could|would|should|try|might|meant|wanted|instead of|typical|typically|expect|compare\w*|compared|versus|vs"
-    r"|cabr[i\u00ed]a|podr[i\u00ed]as?|deber[i\u00ed]as?|prueba|quer[i\u00ed]as|t[i\u00ed]pic[ao]s?|esperado|comparar"
-    r"|est[a\u00e1]ndar|standard|f[a\u00e1]cilmente|reach|llegar|"
-    r"k\u00f6nnte\w*|w\u00fcrde\w*|sollte\w*|versuch\w*|passen|\u00fcblich\w*|typisch\w*|erreich\w*|vergleich\w*|wolltest)\b",
+    r"\b(?:could|would|should|try|might|meant|wanted|instead of|typical|typically|expect|compare\w*|versus|vs"
+    r"|reach|standard|cabr[i\u00ed]a|podr[i\u00ed]as?|deber[i\u00ed]as?|prueba|quer[i\u00ed]as|t[i\u00ed]pic[ao]s?"
+    r"|esperado|comparar|est[a\u00e1]ndar|f[a\u00e1]cilmente|llegar|k\u00f6nnte\w*|w\u00fcrde\w*|sollte\w*|versuch\w*"
+    r"|passen|\u00fcblich\w*|typisch\w*|erreich\w*|vergleich\w*|wolltest)\b",
     _CASE,
 )
 # "MFU 11-12% is typical" is a figure of the run all the same.
 _STILL = frozenset(("mfu", "gpu", "block_size", "gradient_accumulation_steps", "data"))
 # The first iteration alone, as people quote it.
 _FIRST_STEP = re.compile(
-    r"(?:first (?:iteration|iter|step)|primera? (?:iteraci\u00f3n|paso)|erste[rn]? (?:iteration|schritt))\D{1,40}?"
+    r"(?:first (?:iteration|iter|step)|primera? (?:iteraci\u00f3n|paso)|erste[rn]? (?:iteration|schritt))"
+    r"\D{1,40}?"
     rf"{_N}\s?(ms|s|sec|seconds|segundos|sekunden)\b",
     _CASE,
 )
@@ -162,8 +198,8 @@ class Prose:
         self._in_code = self._inside = False
 
     def read(self, line: str, *, begins: bool = False, ends: bool = False) -> bool:
-        """Is this line advice, or of what a piece of advice announced? `begins`, `ends`: does the text begin or
-        end with it, where it may be cut?"""
+        """Is this line advice, or what advice announced? `begins`, `ends`: does the text begin or end
+        with it, where it may be cut?"""
         plain = line.strip()
         if self._is_announced(plain):
             return True
@@ -198,10 +234,10 @@ class Prose:
         return self._is_announced(line.strip())
 
     def _is_announced(self, plain: str) -> bool:
-        """Of "you could have tried:" what follows until an empty line or the end of the code is advice too."""
+        """Behind "you could have tried:" all is advice until an empty line or the end of the code."""
         if not self._announced:
             return False
-        if plain.startswith("```") or plain.startswith("~~~"):
+        if plain.startswith(("```", "~~~")):
             self._in_code = not self._in_code
             self._announced = self._in_code
             return True

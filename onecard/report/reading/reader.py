@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from onecard.language import _
 from onecard.report.reading import formats, head
 from onecard.report.reading.formats import FAMILIES, HUGGINGFACE, KEY_VALUE
 from onecard.report.reading.joining import joined as joined_lines
@@ -23,7 +24,8 @@ _BULK = 2000  # rows of a table at a time
 _MAY_BE_ROW = re.compile(r"loss|bpb|val|train|trl:|tel:|verlust|rdida|step|iter|norm", re.IGNORECASE)
 _QUOTE = re.compile(r"^(?:\s{0,3}>)+ ?")
 _RANK = re.compile(
-    r"^\s*\[?(?:default|rank ?|Rank ?|RANK ?|gpu|GPU ?)([0-9]{1,5})\]?:? |^\s*([0-9]{1,4}): (?=iter |[sS]tep |\{')"
+    r"^\s*\[?(?:default|rank ?|Rank ?|RANK ?|gpu|GPU ?)([0-9]{1,5})\]?:? "
+    r"|^\s*([0-9]{1,4}): (?=iter |[sS]tep |\{')"
 )
 
 
@@ -40,12 +42,12 @@ class Reader:
     evidence: dict[str, str] = field(default_factory=dict)
     commands: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    words: Counter[str] = field(default_factory=Counter)  # of what was seen and is no row
 
     def __post_init__(self) -> None:
         self._shapes = Shapes()
         self._slashes = SlashLists()
         self._table: Table | None = None
+        self._losses_of_tables: set[str] = set()
         self._waiting: list[str] = []
         self._first = True  # is the next line the text's first?
         self._cut = False  # may the last line have lost its end?
@@ -141,10 +143,10 @@ class Reader:
                 index = self._read_table(lines, index)
                 if index >= len(lines):
                     break
-            if "/it]" in lines[index] or "it/s]" in lines[index]:
-                if self.trainer.bar(lines[index]):
-                    index, self._first = index + 1, False
-                    continue
+            has_bar = "/it]" in lines[index] or "it/s]" in lines[index]
+            if has_bar and self.trainer.bar(lines[index]):
+                index, self._first = index + 1, False
+                continue
             joined = joined_lines(lines, index, ends=ends)
             if joined is None:
                 break
@@ -183,6 +185,8 @@ class Reader:
             line = line[line.rindex("{") :]
         if self._table is not None:
             if (row := self._table.row(line, cut=cut)) is not None:
+                if self._table.is_left_out:
+                    return
                 self._vote(self._table.format, 1)
                 self._runs(self._table.format).add(_row_of_table(row), self.settings, self.facts)
                 return
@@ -242,8 +246,8 @@ class Reader:
         return bool(rows)
 
     def _release(self) -> None:
-        """A text may begin in the middle of its first line's step: that one counts if the next ones go on at the
-        same distance."""
+        """A text may begin in the middle of its first line's step: that one counts if the next ones go on at
+        the same distance."""
         held, self._held = self._held, []
         steps = sorted({row["step"] for _shape, row in held if "step" in row})
         sound = (
@@ -316,9 +320,19 @@ class Reader:
 
     def _begin_table(self, table: Table) -> None:
         before, self._table = self._table, table
-        runs = self._runs(table.format)
-        if before is not None and before.columns == table.columns:
+        runs, losses = self._runs(table.format), table.losses
+        if before is not None and before.columns == table.columns and table.format == formats.CSV:
             runs.begin()
+        elif runs.rows and table.format == formats.TABLE and losses & self._losses_of_tables:
+            table.is_left_out = True
+            self.remark(_("a second table with losses is left out: one run is read"))
+        self._losses_of_tables |= losses
+        if table.several:
+            self.remark(_("the table has several runs: the first one is read"))
+
+    def remark(self, text: str) -> None:
+        if text not in self.remarks:
+            self.remarks.append(text)
 
     # --- what stands around rows ------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from onecard.report.log import NOT_SAID, Columns, Evaluations, Start, Steps
 from onecard.report.reading.lines import Row
 
-# Rows of one start that are kept. Beyond that every second one is left out, but never the largest and smallest
-# values of a stretch, nor the last rows.
+# Rows of one start that are kept. Beyond that every second one is left out, but never the largest and
+# smallest values of a stretch, nor the last rows.
 MOST_ROWS = 200_000
 MOST_ROWS_OF_ALL = 600_000
 MOST_STARTS = 256
@@ -191,8 +191,8 @@ def _move_evaluations(before: OneStart, here: OneStart) -> None:
     at = len(done)
     while at > before.evaluated and done.step[at - 1] < last:
         at -= 1
-    here.evaluations = done.part(at, None)  # type: ignore[assignment]
-    before.evaluations = done.part(None, at)  # type: ignore[assignment]
+    here.evaluations = done.part(at, None)
+    before.evaluations = done.part(None, at)
 
 
 def extend(columns: Columns, more: Mapping[str, list[float]], count: int) -> None:
@@ -217,7 +217,7 @@ def thin(columns: Columns) -> None:
     size = len(columns) - _LAST
     if size < _STRETCH:
         return
-    keep = bytearray(b"\x01\x00" * (size // 2 + 1))[:size] + b"\x01" * _LAST
+    keep = [place % 2 == 0 or place >= size for place in range(len(columns))]
     for name in _EXTREMES:
         column = getattr(columns, name, None)
         if column is None:
@@ -226,8 +226,8 @@ def thin(columns: Columns) -> None:
             stretch = column[begin : min(begin + _STRETCH, size)]
             said = [value for value in stretch if not math.isnan(value)]
             if said:
-                keep[begin + stretch.index(max(said))] = 1
-                keep[begin + stretch.index(min(said))] = 1
+                keep[begin + stretch.index(max(said))] = True
+                keep[begin + stretch.index(min(said))] = True
     kept = columns.where(keep)
     for name in columns.NAMES:
         setattr(columns, name, getattr(kept, name))

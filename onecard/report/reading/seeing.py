@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from onecard.errors import UserError
 from onecard.language import _
 from onecard.report.reading.head import WANTED
-from onecard.report.reading.text import blocks, is_binary
+from onecard.report.reading.text import Stream, blocks, is_binary
 
 _ENOUGH = 1 << 20  # bytes that show what it is
-_TRACEBACK = re.compile(
-    r"^\s*Traceback \(most recent call last\)|^\w*(?:Error|Exception): |CUDA out of memory", re.M
+_ERROR = re.compile(
+    r"Traceback \(most recent call last\)|OutOfMemoryError|CUDA out of memory|CUDA error|Segmentation fault"
 )
 _CONFIG = re.compile(r"^\s*(?:--)?([A-Za-z_]\w{2,40})\s*[=:]\s*\S", re.M)
 _LOSS = re.compile(r"(?:loss|verlust|p\u00e9rdida|bpb)\W{1,6}[0-9]", re.IGNORECASE)
@@ -28,61 +27,51 @@ class Seen:
     """What a content is that no run could be read from."""
 
     kind: str  # stable and English
-    what: str  # one sentence
+    what: str  # one sentence with {source} in it
     lacks: str = ""
     hint: str = ""
 
     def error(self, source: str) -> UserError:
-        """For a person who gave this `source`."""
-        return UserError(f"{source}: {self.what}", self.lacks, self.hint, exit_code=1)
+        """For a person who named it so."""
+        return UserError(self.what.format(source=source), self.lacks, self.hint, exit_code=1)
 
 
-def seen(content: bytes | BinaryIO) -> Seen:
+def seen(content: bytes | Stream) -> Seen:
     """What is in there instead of a log."""
-    start = content[:_ENOUGH] if isinstance(content, bytes) else content.read(_ENOUGH)
-    for magic, kind in _MAGIC:
-        if start.startswith(magic):
-            return _binary(kind)
+    start = content[:_ENOUGH] if isinstance(content, bytes) else (content.read(_ENOUGH) or b"")
     if not start.strip(b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"):
-        return Seen("empty", _("there is nothing in it"), hint=_("give a log, or `-` and paste one"))
-    if is_binary(start):
-        return _binary("binary")
+        return Seen("empty", _("{source} is empty"))
+    kind = next((kind for magic, kind in _MAGIC if start.startswith(magic)), "")
+    if kind == "compressed":
+        return Seen(kind, _("{source} is compressed"), hint="zcat LOG.gz | onecard report -")
+    if kind or is_binary(start):
+        lacks = _("a report is made from what a training program printed, or from a table")
+        return Seen(kind or "binary", _("{source} is not text"), lacks, "onecard report train.log")
     return _of_text("".join(blocks(start)))
 
 
-def _binary(kind: str) -> Seen:
-    if kind == "compressed":
-        return Seen(kind, _("it is compressed"), hint="zcat LOG.gz | onecard report -")
-    if kind == "checkpoint":
-        what = _("it is a checkpoint or another archive, not a log")
-        return Seen(kind, what, hint=_("give the run's folder, or the log that the run printed"))
-    return Seen(kind, _("it is no text"), hint=_("give the log that the run printed"))
-
-
 def _of_text(text: str) -> Seen:
-    line = "iter 200: loss 6.1234, time 4321.12ms, mfu 11.52%"
-    usual = _("such a line is: {line}").format(line=line)
-    if _TRACEBACK.search(text):
-        what = _("it is an error message without a line about training")
-        return Seen("traceback", what, hint=_("`onecard doctor -` explains error messages"))
+    if found := _ERROR.search(text):
+        hint = _("add the lines with losses that came before it")
+        if "out of memory" in text or "OutOfMemory" in text:
+            hint = _("which setting fits: onecard plan CONFIG.py; why nanoGPT's does not: --as nanogpt")
+        return Seen("traceback", _("in {source} is an error, and no loss"), found[0], hint)
     has_loss, has_time, has_step = (pattern.search(text) for pattern in (_LOSS, _TIME, _STEP))
     if has_loss and not has_step:
-        what = _("there are losses in it, but nothing says of which steps")
+        what = _("in {source} are losses, and nothing says of which steps")
         lacks = _("the Hugging Face Trainer shows steps in its progress bar and in trainer_state.json")
         return Seen(
             "losses-without-steps", what, lacks, _("give trainer_state.json, or the log with its bars")
         )
     if has_time and not has_loss:
-        what = _("there are times in it, but no losses")
-        return Seen(
-            "times-without-losses",
-            what,
-            hint=_("add the lines that show the loss; {usual}").format(usual=usual),
-        )
+        hint = _("add the lines that show the loss")
+        return Seen("times-without-losses", _("in {source} are times, and no losses"), hint=hint)
     if sum(name in WANTED for name in _CONFIG.findall(text)) >= 2:
-        what = _("it is a config, and no line of a run")
-        return Seen(
-            "config", what, hint=_("`onecard plan FILE` says what such a run needs and how long it takes")
-        )
-    lacks = _("a log has a step and its loss in each line, or in a table's columns")
-    return Seen("nothing", _("there is no line about training in it"), lacks, usual)
+        hint = _("what such a run needs, and how long it takes: onecard plan CONFIG.py")
+        return Seen("config", _("{source} is a config, and no log"), hint=hint)
+    return Seen(
+        "nothing",
+        _("no losses were found in {source}"),
+        _("known are logs of nanoGPT, nanochat, onecard, llm.c, LitGPT, Hugging Face, and tables"),
+        _("such lines are: {line}").format(line="step 500: train loss 5.8600, val loss 5.8612"),
+    )

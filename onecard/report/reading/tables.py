@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from onecard.report.reading.formats import CSV, TABLE
 from onecard.report.reading.lines import Row, decimals, value_of
@@ -40,6 +41,12 @@ class Table:
     width: int
     lines_without_rows: int = 0
     decimals: int = -1  # of the last cell, in the row before
+    several: bool = False  # are there losses of several runs, as in W&B's exports?
+    is_left_out: bool = False
+
+    @property
+    def losses(self) -> set[str]:
+        return set(_LOSSES) & set(self.columns)
 
     @property
     def format(self) -> str:
@@ -67,7 +74,7 @@ class Table:
 
     def many(self, lines: Sequence[str]) -> dict[str, list[float]] | None:
         """Columns of many lines at once; None where one of them is not plain."""
-        if self.separator not in ("\t", ","):
+        if self.separator not in ("\t", ",") or any("_" in line for line in lines):
             return None
         rows = [line.split(self.separator) for line in lines]
         width = len(rows[0])
@@ -78,11 +85,12 @@ class Table:
         try:
             for name, (index, factor) in self.columns.items():
                 texts = turned[index]
-                values = [float(text) if text else math.nan for text in texts]
-                if "" not in texts and not all(map(math.isfinite, values)):
-                    return None
-                if any("_" in text for text in texts):
-                    return None
+                if "" in texts:
+                    values = [float(text) if text else math.nan for text in texts]
+                else:
+                    values = list(map(float, texts))
+                    if not all(map(math.isfinite, values)):
+                        return None
                 if name in ("ms", "mfu", "tokens_per_s"):
                     said = [value_of(name, text, factor) if text else None for text in texts]
                     values = [math.nan if value is None else value for value in said]
@@ -120,7 +128,9 @@ def header(line: str) -> Table | None:
         if "step" in columns and len(columns) > 1 and (set(_LOSSES) | {"lr", "tokens"}) & set(columns):
             if separator == "narrow" and len(columns) < len(cells):
                 continue  # a sentence with these words in it
-            return Table(separator, columns, len(cells))
+            names = [_name_of(text) for text in cells if " - " in text]
+            several = any(names.count(name) > 1 for name in set(names) & set(_LOSSES))
+            return Table(separator, columns, len(cells), several=several)
     return None
 
 
@@ -231,4 +241,4 @@ def _items(text: str) -> list[float]:
 
 def _are_steps(values: Sequence[float]) -> bool:
     whole = all(value.is_integer() for value in values)
-    return whole and all(a < b for a, b in zip(values, values[1:], strict=False))
+    return whole and all(a < b for a, b in pairwise(values))

@@ -9,7 +9,7 @@ import codecs
 import re
 from collections.abc import Iterator
 from io import BytesIO
-from typing import BinaryIO
+from typing import Protocol
 
 BLOCK = 1 << 18  # bytes
 LONGEST = 1 << 20  # characters: a longer line is none of a log, or JSON in one piece
@@ -30,17 +30,23 @@ _SAME = (
 )  # fmt: skip
 
 
-def blocks(source: bytes | BinaryIO, size: int = BLOCK) -> Iterator[str]:
-    """Cleaned text in pieces that end where a line ends; only the last one may have no line feed behind it."""
+class Stream(Protocol):
+    """What gives bytes, such as an open file."""
+
+    def read(self, size: int = -1, /) -> bytes | None: ...
+
+
+def blocks(source: bytes | Stream, size: int = BLOCK) -> Iterator[str]:
+    """Cleaned text in pieces that end where a line ends; only the last may have no line feed behind it."""
     stream = BytesIO(source) if isinstance(source, bytes) else source
-    first = stream.read(max(size, 4000))
+    first = stream.read(max(size, 4000)) or b""
     if is_binary(first):
         return
     decoder = codecs.getincrementaldecoder(encoding_of(first))(errors="replace")
     waiting, chunk = "", first
     while chunk:
         waiting += decoder.decode(chunk)
-        chunk = stream.read(size)
+        chunk = stream.read(size) or b""
         if not chunk:
             waiting = (waiting + decoder.decode(b"", final=True)).rstrip(_UNKNOWN)
         ready, waiting = _whole_lines(waiting, ends=not chunk)

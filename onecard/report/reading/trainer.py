@@ -16,6 +16,7 @@ BAR = re.compile(
     r"\|\s*(\d{1,12})/(\d{1,12})\s*\[[^\]<]{1,20}<[^\],]{1,20},\s*(\d{1,9}\.\d{1,4})\s*(s/it|it/s)"
 )
 _MOST_BARS = 8
+_MOST_DICTS = 100_000
 _SETTLED = 0.006  # epochs are printed to two decimals
 
 
@@ -52,12 +53,19 @@ class Trainer:
 
     def row(self, row: Row) -> None:
         """A dict without a step."""
-        if len(self._rows) >= 2 * MOST_ROWS:
-            del self._rows[1:-1:2]
+        if len(self._rows) >= _MOST_DICTS:
+            self._thin()
         step, total = self._last_bar or (-1, -1)
         if "loss" in row:
             self._votes[total] = self._votes.get(total, 0) + 1
         self._rows.append((step, total, row))
+
+    def _thin(self) -> None:
+        """Leaves out every second row, but not the largest and the smallest loss."""
+        losses = [row.get("loss", row.get("val", math.nan)) for *_, row in self._rows]
+        said = [loss for loss in losses if not math.isnan(loss)]
+        kept = {losses.index(max(said)), losses.index(min(said)), len(losses) - 1} if said else set()
+        self._rows = [row for place, row in enumerate(self._rows) if place % 2 == 0 or place in kept]
 
     @property
     def has_rows(self) -> bool:
@@ -79,14 +87,14 @@ class Trainer:
             for step, ms in zip(*self._bars[total], strict=True):
                 merged.setdefault(step, {"step": step})["ms"] = ms
         evaluations: list[Row] = []
-        for step, (_step, _total, row) in zip(steps, self._rows, strict=True):
-            if step is None:
+        for at, (_step, _total, row) in zip(steps, self._rows, strict=True):
+            if at is None:
                 continue
-            named = {name: value for name, value in row.items() if name != "epoch"} | {"step": float(step)}
+            named = {name: value for name, value in row.items() if name != "epoch"} | {"step": float(at)}
             if "val" in row:
                 evaluations.append(named)
             elif "loss" in row:
-                merged[step] = {**named, **merged.get(step, {})}
+                merged[at] = {**named, **merged.get(at, {})}
         if total:
             facts.setdefault("last_step", total)
         for row in sorted([*merged.values(), *evaluations], key=lambda row: row["step"]):
@@ -130,7 +138,8 @@ class Trainer:
 
 
 _ENDS = re.compile(
-    r"'train_runtime': '?([\d.]+)'?.{0,120}?'train_steps_per_second': '?([\d.]+)'?.{0,120}?'epoch': '?([\d.]+)"
+    r"'train_runtime': '?([\d.]+)'?.{0,120}?'train_steps_per_second': '?([\d.]+)'?"
+    r".{0,120}?'epoch': '?([\d.]+)"
 )
 
 

@@ -1,0 +1,1 @@
+"""Settings that were meant otherwise, or that do no good."""

@@ -1,0 +1,1 @@
+"""What to do next, by what it should bring."""

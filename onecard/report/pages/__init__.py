@@ -1,0 +1,1 @@
+"""A report for the terminal, as a page, as Markdown and for programs."""

@@ -1,0 +1,1 @@
+"""Where a loss stands among published ones."""
