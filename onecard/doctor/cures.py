@@ -1,6 +1,8 @@
-"""Cures of an out-of-memory error: settings that plan says fit, in their trainer and here, and what does not help.
+"""Cures of an out-of-memory error: settings that plan says fit, in their trainer and here, and what does
+not help.
 
-A cure keeps the tokens of a step. None is shown that the memory model refuses; where it knows one, one is.
+A cure keeps the tokens of a step. None is shown that the memory model refuses; where it knows one, one
+is.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from onecard.plan.others.nanogpt import NanoGPTBill, nanogpt_bill
 from onecard.plan.others.nanogpt_speed import nanogpt_step_time
 from onecard.plan.search import Choice, Question, chosen
 
-# What a desktop, a browser and their changes take of a card: with less to spare a run that fits may still die.
+# What a desktop, a browser and their changes take of a card: with less to spare a run that fits may still
+# die.
 COMFORT = GIB // 2
 DESKTOP = GIB
 
@@ -221,7 +224,8 @@ def folklore_of(theirs: InTheirs, *, compiled: bool, short: int | None, spare: i
         found.append(
             Folklore(
                 "dtype='float16'",
-                _("float16 in place of bfloat16: 0 GiB; both have 16 bits, and float16 needs a gradient scaler"),
+                _("float16 in place of bfloat16: 0 GiB; both have 16 bits, and float16 needs a gradient "
+                  "scaler"),
                 0, 1.0,
             )
         )  # fmt: skip
@@ -234,12 +238,14 @@ def _segments(spare: int, short: int) -> Folklore:
     values = {"spare": spare / GIB, "short": short / GIB}
     if spare >= short:
         text = _(
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help (Linux, WSL): {spare:.2f} GiB are reserved "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help (Linux, WSL): {spare:.2f} GiB are "
+            "reserved "
             "and not allocated, {short:.2f} GiB are short"
         )
     else:
         text = _(
-            "expandable_segments:True cannot help: {spare:.2f} GiB are reserved and not allocated, {short:.2f} GiB "
+            "expandable_segments:True cannot help: {spare:.2f} GiB are reserved and not allocated, "
+            "{short:.2f} GiB "
             "are short"
         )
     return Folklore("expandable_segments:True", text.format(**values), -spare if spare >= short else 0)

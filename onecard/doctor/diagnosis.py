@@ -1,4 +1,5 @@
-"""A diagnosis: what happened, the figures that show it, cures that plan has checked, and what cannot be known."""
+"""A diagnosis: what happened, the figures that show it, cures that plan has checked, and what cannot be
+known."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Judged:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`key` is stable and English: out-of-memory, not-a-number, device-assert, ...; `unknown` where the cause is."""
+    """`key` is stable and English: out-of-memory, not-a-number, device-assert, ...; `unknown` where the
+    cause is."""
 
     key: str
     what: str

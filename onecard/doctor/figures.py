@@ -1,7 +1,8 @@
-"""Figures in sentences and tables, with their units: `~24–28 GB`, `1.900 millones de parámetros`, `NT$500-800`.
+"""Figures in sentences and tables, with their units: `~24–28 GB`, `1.900 millones de parámetros`,
+`NT$500-800`.
 
-English, Spanish and German. A point or a comma may stand before decimals or between thousands: which one follows
-from the unit, for nobody has 1.100 of an hour, and from how many digits there are.
+English, Spanish and German. A point or a comma may stand before decimals or between thousands: which one
+follows from the unit, for nobody has 1.100 of an hour, and from how many digits there are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 
 _N = r"(?:\d{1,3}(?:[.,']\d{3}){1,4}(?![\d])|\d{1,9}(?:[.,]\d{1,4})?)"
 _TO = r"\s?(?:[-\u2013\u2014~\u2192]|->|to|bis|a|y|and|und|hasta|or|o)\s?"
-_MANY = r"(?:(?P<many>k|K|M|B|T|Mio\.?|Mrd\.?|mil millones|millones|millions?|billions?|bn|Millionen|Milliarden)\b)?"
+_MANY = (
+    r"(?:(?P<many>k|K|M|B|T|Mio\.?|Mrd\.?|mil millones|millones|millions?|billions?|bn|Millionen"
+    r"|Milliarden)\b)?"
+)
 # In this order: what is longer comes first.
 _UNITS = (
     ("tokens/s", rf"\s?{_MANY}\s?(?:de |of )?(?:tok(?:ens?)?)\s?(?:/|per|por|pro)\s?s\w{{0,8}}"),

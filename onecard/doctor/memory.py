@@ -1,4 +1,5 @@
-"""Diagnosis of an out-of-memory error: which tensor, when, whether the card was full, and what fits instead."""
+"""Diagnosis of an out-of-memory error: which tensor, when, whether the card was full, and what fits
+instead."""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ def _tensor_evidence(case: Case, found: tuple[Tensor, ...]) -> list[Evidence]:
     if segment is not None and not found:
         text = (
             _(
-                "2.00 MiB is what PyTorch takes for any tensor of up to 1 MiB: the size names no tensor, the card was full"
+                "2.00 MiB is what PyTorch takes for any tensor of up to 1 MiB: the size names no tensor, "
+                "the card was full"
             )
             if segment == 2
             else _("20.00 MiB is what PyTorch takes for any tensor of 1 to 10 MiB: the size names no tensor")
@@ -244,7 +246,8 @@ def _card_evidence(message: OutOfMemory) -> list[Evidence]:
         found.append(
             Evidence(
                 _(
-                    "this process may take {allowed:.2f} GiB (set_per_process_memory_fraction); the card has {free:.2f} GiB free"
+                    "this process may take {allowed:.2f} GiB (set_per_process_memory_fraction); the card "
+                    "has {free:.2f} GiB free"
                 ).format(allowed=message.allowed.middle / GIB, free=message.free.middle / GIB)
             )
         )

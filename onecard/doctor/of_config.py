@@ -99,7 +99,8 @@ def run_of(config: RunConfig, target: Target, values: Mapping[str, object] | Non
 def judge_config(
     advised: Advised, config: RunConfig | None, target: Target | None, *, for_memory: bool = True
 ) -> ConfigJudged:
-    """`for_memory`: is memory what is short? Else another model is advised for what it learns, and is no cure."""
+    """`for_memory`: is memory what is short? Else another model is advised for what it learns, and is no
+    cure."""
     if config is None or target is None or not advised.stages:
         return ConfigJudged()
     if not for_memory and all(set(stage.values) <= _MODEL for stage in advised.stages):
@@ -221,7 +222,8 @@ def _shown(values: Mapping[str, object], run: Run) -> list[str]:
 
 
 def _way_back(was: Run, runs: list[Run]) -> str:
-    """Is a staged return needed? Not where a compiled setting with the same tokens a step fits from step 0."""
+    """Is a staged return needed? Not where a compiled setting with the same tokens a step fits from step
+    0."""
     if not was.config.compile:
         return ""
     cures = nanogpt_cures(was.theirs, compiled=True, reserve=DESKTOP)

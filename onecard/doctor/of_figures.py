@@ -1,7 +1,7 @@
 """Figures of an answer, judged: memory, shares, times, speeds, energy, money, sizes.
 
-Each judge takes a figure with the line it stands in, and returns what is so, or None where the line does not say
-what the figure is of: such a figure is left alone.
+Each judge takes a figure with the line it stands in, and returns what is so, or None where the line does
+not say what the figure is of: such a figure is left alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _INSTEAD = re.compile(
 )
 _BATCHES = re.compile(r"batch(?:[_ -]?size)?\W{0,4}(\d{1,3})(?:\s?[-\u2013]\s?(\d{1,3}))?", re.IGNORECASE)
 _WIDTH = re.compile(
-    r"n_embd\W{0,4}(\d{2,5})|embedding\w{0,4}\W{0,4}(?:de |of |von )?(\d{3,5})|Embedding\w{0,10} (?:de|von|of) (\d{3,5})"
+    r"n_embd\W{0,4}(\d{2,5})|embedding\w{0,4}\W{0,4}(?:de |of |von )?(\d{3,5})|Embedding\w{0,10} (?:de"
+    r"|von|of) (\d{3,5})"
 )
 
 
@@ -203,7 +204,8 @@ def _impossible(line: str, subject: Subject) -> Judged | None:
         return None
     choice = subject.choice
     text = _(
-        "here it trains in bf16, without quantised weights: {gib} GiB of {there}, {speed} tokens/s, {days} days"
+        "here it trains in bf16, without quantised weights: {gib} GiB of {there}, {speed} tokens/s, "
+        "{days} days"
     )
     text = text.format(
         gib=number(choice.bill.process / GIB, ".2f"), there=number(choice.question.allowed / GIB, ".2f"),
@@ -220,7 +222,8 @@ def _quantised(line: str, subject: Subject) -> Judged | None:
     if bits is None or "|" not in line:
         return None
     text = _(
-        "weights in few bits are unpacked before each matmul: training is no faster, and they take no step of "
+        "weights in few bits are unpacked before each matmul: training is no faster, and they take no "
+        "step of "
         "an optimizer; {days} days is the floor at {peak} TFLOPS"
     ).format(days=days(subject.floor() or 0), peak=number((subject.peak or 0) / 1e12, ".1f"))
     return Judged(bits[0], WRONG, text, 4.5, key="speed")

@@ -1,7 +1,8 @@
-"""Runs that do not end with an error: a loss that is no number, one that rises, and steps that take too long.
+"""Runs that do not end with an error: a loss that is no number, one that rises, and steps that take too
+long.
 
-A cause is only named where something shows it: a setting, a line of the log, a figure of plan, the writer's own
-words. Where nothing does, that is said.
+A cause is only named where something shows it: a setting, a line of the log, a figure of plan, the
+writer's own words. Where nothing does, that is said.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from onecard.report.run_facts import RunFacts
 
 NAN = "not-a-number"
 _NAN = re.compile(
-    r"loss\W{0,12}(?:\w{1,9} ){0,4}\W{0,3}nan\b|\bnan\W{0,3}(?:loss|verlust)|train_loss\W{1,4}nan|(?:p\S{1,2}rdida|verlust)\W{0,6}(?:\w{1,9} ){0,4}\W{0,3}nan\b"
+    r"loss\W{0,12}(?:\w{1,9} ){0,4}\W{0,3}nan\b|\bnan\W{0,3}(?:loss|verlust)|train_loss\W{1,4}nan"
+    r"|(?:p\S{1,2}rdida|verlust)\W{0,6}(?:\w{1,9} ){0,4}\W{0,3}nan\b"
     r"|loss\W{0,12}(?:is |=|:)\W{0,3}inf\b|\bgoes? (?:to )?nan\b|becomes? nan\b|wird nan\b|se vuelve nan\b",
     re.IGNORECASE,
 )
 _RISES = re.compile(
-    r"loss (?:suddenly )?(?:explod|diverg|spik|blow|jump|goes up|shoots)|\bdiverg(?:es|ed|ing|e|iert)\b|(?:p\S{1,2}rdida) (?:diverge|explota|sube)|Verlust (?:explodiert|steigt)",
+    r"loss (?:suddenly )?(?:explod|diverg|spik|blow|jump|goes up|shoots)|\bdiverg(?:es|ed|ing|e|iert)\b"
+    r"|(?:p\S{1,2}rdida) (?:diverge|explota|sube)|Verlust (?:explodiert|steigt)",
     re.IGNORECASE,
 )
 _HALF = re.compile(r"(?<!b)float16|\bfp16\b|\.half\(\)", re.IGNORECASE)
@@ -40,7 +43,8 @@ _NO_SCALER = re.compile(
     r"(?:without|no|sin|ohne)\s(?:a |an |un |einen? )?(?:grad\w*[ _]?)?scal", re.IGNORECASE
 )
 _ALSO_FULL = re.compile(
-    r"(?:also|same|too|even|tambi\S{1,2}n|auch|igual).{0,40}(?:float32|fp32|full precision)|(?:float32|fp32|full precision).{0,40}(?:also|same|too|tambi\S{1,2}n|auch|igual)",
+    r"(?:also|same|too|even|tambi\S{1,2}n|auch|igual).{0,40}(?:float32|fp32|full precision)|(?:float32"
+    r"|fp32|full precision).{0,40}(?:also|same|too|tambi\S{1,2}n|auch|igual)",
     re.IGNORECASE,
 )
 _RATE = re.compile(r"(?:learning[_ ]rate|\blr)\W{1,4}(\d(?:\.\d{1,4})?e-\d{1,2}|0?\.\d{1,7})", re.IGNORECASE)
@@ -122,12 +126,14 @@ def _clues(key: str, found: Asked, facts: RunFacts | None) -> Iterator[Clue]:
         if found.pasted.trainer in ("nanogpt", "onecard") or scaled:
             yield Clue(
                 "fp16",
-                _("float16 overflows above 65,504, where bfloat16 does not; its gradient scaler skips such steps"),
+                _("float16 overflows above 65,504, where bfloat16 does not; its gradient scaler skips "
+                  "such steps"),
                 "dtype = 'bfloat16'", 4.0,
             )  # fmt: skip
         else:
             yield Clue(
-                "fp16-without-scaler", _("float16 without a gradient scaler: small gradients are 0, large ones inf"),
+                "fp16-without-scaler", _("float16 without a gradient scaler: small gradients are 0, large "
+                                         "ones inf"),
                 _("bfloat16, or torch.amp.GradScaler around backward and step"), 6.0,
             )  # fmt: skip
     yield from _of_rate(text, values.get("learning_rate"), facts)

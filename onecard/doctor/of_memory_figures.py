@@ -1,4 +1,5 @@
-"""Gigabytes of an answer, judged: a tensor's product, before and after, an upper bound, a need, a card's own size."""
+"""Gigabytes of an answer, judged: a tensor's product, before and after, an upper bound, a need, a card's
+own size."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _PRODUCT = re.compile(
     r"(\d{1,7})(?:\s?[x\u00d7*]\s?(\d{1,7}))(?:\s?[x\u00d7*]\s?(\d{1,7}))(?:\s?[x\u00d7*]\s?([248])\b)?"
 )
 _BELOW = re.compile(
-    r"(?:below|under|less than|at most|por debajo de|menos de|inferior a|unter|weniger als|h\S{1,2}chstens|<)\s?[~\u2248]?$",
+    r"(?:below|under|less than|at most|por debajo de|menos de|inferior a|unter|weniger als"
+    r"|h\S{1,2}chstens|<)\s?[~\u2248]?$",
     re.IGNORECASE,
 )
 _NEEDS = re.compile(r"\b(?:needs?|requires?|necesita\w*|requiere|braucht|ben\S{1,2}tigt)\b", re.IGNORECASE)
@@ -50,7 +52,8 @@ def _tensor(figure: Figure, product: re.Match[str]) -> Judged:
     size = math.prod(sides) * item
     shape = "×".join(map(str, sides))
     text = _(
-        "{shape} × {item} bytes are {bytes} bytes: {gb} GB, {gib} GiB, and one of several copies (in fp32 alone "
+        "{shape} × {item} bytes are {bytes} bytes: {gb} GB, {gib} GiB, and one of several copies (in fp32 "
+        "alone "
         "{fp32} GiB)"
     ).format(
         shape=shape, item=item, bytes=number(size, ",d"), gb=number(size / 1e9, ".3f"),

@@ -107,12 +107,14 @@ def _mfu(figure: Figure, subject: Subject) -> Judged | None:
         ).format(card=subject.card.name, most=number(100 * most, ".1f"))
         return Judged(f"MFU {figure.words}", WRONG, text, 4.0, key="mfu")
     text = _(
-        "of an A100's 312 TFLOPS, by which nanoGPT divides: {low} to {high} TFLOPS, {a:.0f} to {b:.0f}% of the "
+        "of an A100's 312 TFLOPS, by which nanoGPT divides: {low} to {high} TFLOPS, {a:.0f} to {b:.0f}% "
+        "of the "
         "{card}'s {peak}: it computes at full speed, and memory does not hold it back"
     )
     if high / peak < 0.5:
         text = _(
-            "of an A100's 312 TFLOPS, by which nanoGPT divides: {low} to {high} TFLOPS, {a:.0f} to {b:.0f}% of "
+            "of an A100's 312 TFLOPS, by which nanoGPT divides: {low} to {high} TFLOPS, {a:.0f} to "
+            "{b:.0f}% of "
             "the {card}'s {peak}"
         )
     text = text.format(

@@ -1,8 +1,8 @@
 """Out-of-memory messages: PyTorch's of every age, the driver's, cuBLAS's, Triton's, the system's.
 
-A message may have been wrapped, cut, translated or pasted with its ranks' prefixes. Its amounts are printed with
-two decimals, so each is a range of bytes. Searching is linear: anchors are found first, and patterns are tried
-on the few thousand characters behind one.
+A message may have been wrapped, cut, translated or pasted with its ranks' prefixes. Its amounts are
+printed with two decimals, so each is a range of bytes. Searching is linear: anchors are found first, and
+patterns are tried on the few thousand characters behind one.
 """
 
 from __future__ import annotations
@@ -87,11 +87,15 @@ _AMOUNT = re.compile(_NUMBER, re.IGNORECASE)
 
 # Where a message may begin. One alternation of plain words: searched in one pass.
 _ANCHOR = re.compile(
-    r"out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED"
+    r"out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|CUBLAS_STATUS_ALLOC_FAILED"
     r"|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|out of resource"
-    r"|OutOfResources|Tried to allocate|sin memoria|falta de memoria|memoria insuficiente|memoria agotada|agotó la memoria"
-    r"|(?:kein|nicht gen(?:ug|(?:ü|ue)gend)|zu wenig|unzureichender|aus dem) [^\n]{0,12}Speicher|Speichermangel"
-    r"|can't allocate memory|Cannot allocate memory|DefaultCPUAllocator|MemoryError\b|oom-kill|Out of memory: Kill"
+    r"|OutOfResources|Tried to allocate|sin memoria|falta de memoria|memoria insuficiente|memoria agotada"
+    r"|agotó la memoria"
+    r"|(?:kein|nicht gen(?:ug|(?:ü|ue)gend)|zu wenig|unzureichender|aus dem) [^\n]{0,12}Speicher"
+    r"|Speichermangel"
+    r"|can't allocate memory|Cannot allocate memory|DefaultCPUAllocator|MemoryError\b|oom-kill"
+    r"|Out of memory: Kill"
     r"|^Killed\b|No space left on device|unable to (?:open|write to|allocate) shared memory|Bus error",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -109,15 +113,27 @@ _OLD = (
     ("reserved", "", r"\s*(?:reserved|cached)"),
 )
 _SAID = (
-    ("tried", r"(?:allocate|asignar|reservar|zuzuweisen|allokieren|anzufordern|Versucht\w*|Intent\w+)\W{0,4}(?:\w{1,12}\s){0,2}$", ""),
-    ("in_graphs", "", r"\s*(?:allocated|asignados?|zugewiesen)?\s*(?:are )?(?:in|en) (?:private|privad|privaten)"),
-    ("capacity", r"(?:capaci?ty|capacidad|Kapazit\w+|Gesamt\w*)(?:\s\w{1,12}){0,2}\W{0,3}$", r"\s*(?:total|capacidad total|de capacidad)"),
-    ("unallocated", "", r"\s*(?:is |are |sind |ist |están? )?(?:reserved|reservad\w*|reserviert)[^.;,]{0,30}(?:unallocated|not allocated|sin asignar|no asignad|nicht zugewiesen|nicht belegt|aber nicht)"),
-    ("allocated", r"(?:allocated memory|memoria asignada|zugewiesenen? Speichers?)\W{0,4}$", r"\s*(?:is |are |está\w* |sind |ist |ya )?(?:already |bereits )?(?:allocated|asignad\w*|zugewiesen|belegt)"),
+    ("tried", r"(?:allocate|asignar|reservar|zuzuweisen|allokieren|anzufordern|Versucht\w*"
+              r"|Intent\w+)\W{0,4}(?:\w{1,12}\s){0,2}$", ""),
+    ("in_graphs", "", r"\s*(?:allocated|asignados?|zugewiesen)?\s*(?:are )?(?:in|en) (?:private|privad"
+                      r"|privaten)"),
+    ("capacity", r"(?:capaci?ty|capacidad|Kapazit\w+|Gesamt\w*)(?:\s\w{1,12}){0,2}\W{0,3}$", r"\s*(?:total"
+                                                                                             r"|capacidad total"
+                                                                                             r"|de capacidad)"),
+    ("unallocated", "", r"\s*(?:is |are |sind |ist |están? )?(?:reserved|reservad\w*"
+                        r"|reserviert)[^.;,]{0,30}(?:unallocated|not allocated|sin asignar|no asignad"
+                        r"|nicht zugewiesen|nicht belegt|aber nicht)"),
+    ("allocated", r"(?:allocated memory|memoria asignada|zugewiesenen? Speichers?)\W{0,4}$", r"\s*(?:is |are |está\w* "
+                                                                                             r"|sind |ist "
+                                                                                             r"|ya )?(?:already "
+                                                                                             r"|bereits )?(?:allocated"
+                                                                                             r"|asignad\w*"
+                                                                                             r"|zugewiesen|belegt)"),
     ("free", "", r"\s*(?:is|are|está\w*|sind|ist|son)?\s*(?:free|libres?|frei)"),
     ("allowed", "", r"\s*(?:allowed|permitid\w*|erlaubt)"),
     ("reserved", "", r"\s*(?:reserved|reservad\w*|reserviert|cached)"),
-    ("in_use", "", r"\s*(?:of |de )?(?:memory|GPU memory|memoria|Speicher)?\s*(?:is )?(?:in use|en uso|used|in Benutzung|in Verwendung|belegt)"),
+    ("in_use", "", r"\s*(?:of |de )?(?:memory|GPU memory|memoria|Speicher)?\s*(?:is )?(?:in use|en uso"
+                   r"|used|in Benutzung|in Verwendung|belegt)"),
 )  # fmt: skip
 _RULES = {
     rules: [
@@ -135,7 +151,8 @@ _DEVICE = re.compile(r"\bGPU (\d{1,3})\b")
 _WARNING = re.compile(r"\s*(?:\[rank\d{1,4}\]:\s?)?(?:[WEI]\d{4} |WARNING)|.{0,200}select_algorithm")
 # Where the next message or another part of the paste begins.
 _ENDS = re.compile(
-    r"CUDA out of memory|HIP out of memory|Traceback \(most recent|During handling of|OutOfMemoryError:|#memory-management"
+    r"CUDA out of memory|HIP out of memory|Traceback \(most recent|During handling of|OutOfMemoryError:"
+    r"|#memory-management"
     r"|See documentation for"
 )
 

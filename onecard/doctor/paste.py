@@ -1,7 +1,7 @@
 """What a paste shows of the run it is about: its trainer, its config's values, its card.
 
-Values stand in config lines, command lines, printed configs, tensors of Inductor's code and plain sentences. The
-log reader knows most of these forms; what it finds is completed from the traceback.
+Values stand in config lines, command lines, printed configs, tensors of Inductor's code and plain
+sentences. The log reader knows most of these forms; what it finds is completed from the traceback.
 """
 
 from __future__ import annotations

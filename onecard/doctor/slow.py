@@ -21,35 +21,43 @@ from onecard.report.log import Steps
 from onecard.report.run_facts import RunFacts
 
 _SLOW = re.compile(
-    r"\b(?:too |very |so |extremely |much |painfully |incredibly |unusually )?slow(?:er|ly)?\b|\btakes? (?:forever|ages|too long)|\blent[oa]s?\b|\blangsam\w*|\btarda (?:mucho|demasiado)"
+    r"\b(?:too |very |so |extremely |much |painfully |incredibly |unusually )?slow(?:er|ly)?\b"
+    r"|\btakes? (?:forever|ages|too long)|\blent[oa]s?\b|\blangsam\w*|\btarda (?:mucho|demasiado)"
     r"|low (?:GPU )?utili[sz]ation|low MFU|dauert (?:ewig|zu lange)",
     re.IGNORECASE,
 )
 _SLOWER = 1.6  # times plan's time of a step, beyond the range that plan itself allows
 _EVALUATION_SHARE = 0.25
 _CPU = re.compile(
-    r"device\W{1,4}['\"]?cpu\b|--device[= ]cpu|\bon (?:the |my )?CPU\b|GPU (?:is |usage |utili[sz]ation )?(?:at |of )?0 ?%|cuda\.is_available\(\)\W{1,6}False|torch[ =]+[\d.]+\+cpu|en la CPU|auf der CPU",
+    r"device\W{1,4}['\"]?cpu\b|--device[= ]cpu|\bon (?:the |my )?CPU\b|GPU (?:is |usage "
+    r"|utili[sz]ation )?(?:at |of )?0 ?%|cuda\.is_available\(\)\W{1,6}False|torch[ =]+[\d.]+\+cpu"
+    r"|en la CPU|auf der CPU",
     re.IGNORECASE,
 )
 _PAGED = re.compile(
-    r"shared GPU memory|memoria de GPU compartida|[Gg]emeinsam\w+ GPU-Speicher|sysmem fallback|system memory fallback|spill\w* (?:in)?to (?:RAM|system)|paging to (?:host|RAM)",
+    r"shared GPU memory|memoria de GPU compartida|[Gg]emeinsam\w+ GPU-Speicher|sysmem fallback"
+    r"|system memory fallback|spill\w* (?:in)?to (?:RAM|system)|paging to (?:host|RAM)",
     re.IGNORECASE,
 )
 _WINDOWS = re.compile(r"\bWSL2?\b|microsoft-standard|\bWindows (?:10|11)\b|Task Manager|WDDM", re.IGNORECASE)
 _HEAT = re.compile(
-    r"throttl|HW Slowdown\W{1,6}Active|SW Power Cap\W{1,6}Active|SW Thermal Slowdown\W{1,6}Active|\b(?:8[5-9]|9\d) ?\u00b0? ?C\b|on battery|en bater\S{1,2}a|im Akkubetrieb",
+    r"throttl|HW Slowdown\W{1,6}Active|SW Power Cap\W{1,6}Active|SW Thermal Slowdown\W{1,6}Active"
+    r"|\b(?:8[5-9]|9\d) ?\u00b0? ?C\b|on battery|en bater\S{1,2}a|im Akkubetrieb",
     re.IGNORECASE,
 )
 _SHARED = re.compile(
-    r"another (?:process|job|training|user)|other (?:processes|jobs) on|two (?:runs|trainings|jobs)|otro proceso|anderer Prozess|also running (?:on|a game)|while gaming",
+    r"another (?:process|job|training|user)|other (?:processes|jobs) on|two (?:runs|trainings|jobs)"
+    r"|otro proceso|anderer Prozess|also running (?:on|a game)|while gaming",
     re.IGNORECASE,
 )
 _LOADER = re.compile(
-    r"num_workers\W{1,4}0\b|dataloader.{0,60}(?:slow|bottleneck|%)|(?:bottleneck|waiting).{0,40}(?:data ?loader|disk|data)|network drive|NFS\b|/mnt/[c-z]/|HDD\b",
+    r"num_workers\W{1,4}0\b|dataloader.{0,60}(?:slow|bottleneck|%)|(?:bottleneck"
+    r"|waiting).{0,40}(?:data ?loader|disk|data)|network drive|NFS\b|/mnt/[c-z]/|HDD\b",
     re.IGNORECASE,
 )
 _EAGER = re.compile(
-    r"compile\W{1,4}False|--compile[= ]False|without (?:torch\.)?compile|--no-compile|torch_compile\W{1,4}False",
+    r"compile\W{1,4}False|--compile[= ]False|without (?:torch\.)?compile|--no-compile"
+    r"|torch_compile\W{1,4}False",
     re.IGNORECASE,
 )
 _HOST = re.compile(
@@ -164,7 +172,11 @@ def _clues(
         )  # fmt: skip
     yield from _not_compiled(found, text, target)
     if (said := _HOST.search(text)) and times is None:
-        part = _("the card is busy {n}% of the time: the host does not launch fast enough").format(n=said[1]) if said[1] else _("the host does not launch kernels fast enough")  # fmt: skip
+        part = _("the card is busy {n}% of the time: the host does not launch fast enough").format(n=said[1]) if said[1] else _("the host does not "
+                                                                                                                                "launch "
+                                                                                                                                "kernels "
+                                                                                                                                "fast "
+                                                                                                                                "enough")  # fmt: skip
         yield Clue(
             "host-bound", part, _("a larger batch_size with fewer micro-batches, or compile = True"), 2.0
         )

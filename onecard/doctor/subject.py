@@ -1,4 +1,5 @@
-"""What an answer's figures are about: the model, its tokens, the card, and what arithmetic and plan say of them."""
+"""What an answer's figures are about: the model, its tokens, the card, and what arithmetic and plan say
+of them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from onecard.report.reading.assemble import log_of
 
 _DEPTH = re.compile(r"(?<![\w.])d(\d{1,2})(?![\w.])|--depth[= ](\d{1,2})\b|\bdepth\s?[=:]\s?(\d{1,2})\b")
 _MANY_CARDS = re.compile(
-    r"(?<![\w.])(\d{1,4})\s?(?:[x\u00d7]|-?GPU)\s?(?:NVIDIA )?((?:RTX |GTX )?[A-Z]{0,2}\d{2,4}(?: ?Ti| ?Super)?)\b"
+    r"(?<![\w.])(\d{1,4})\s?(?:[x\u00d7]|-?GPU)\s?(?:NVIDIA )?((?:RTX |GTX )?[A-Z]{0,2}\d{2,4}(?: ?Ti"
+    r"| ?Super)?)\b"
 )
 _LAPTOP = re.compile(r"laptop|notebook|port[a\u00e1]til|mobile", re.IGNORECASE)
 GENERATIONS = (2025, 2026)

@@ -280,8 +280,10 @@ def _surroundings(seen: Seen) -> list[Check]:
         checks.append(
             Check(
                 WARNING,
-                _("WSL: where the card is full, Windows moves its memory to the host and training is many times slower"),
-                _("onecard's limit keeps clear of it; in other trainers torch.cuda.set_per_process_memory_fraction(0.9)"),
+                _("WSL: where the card is full, Windows moves its memory to the host and training is many "
+                  "times slower"),
+                _("onecard's limit keeps clear of it; in other trainers "
+                  "torch.cuda.set_per_process_memory_fraction(0.9)"),
             )
         )  # fmt: skip
     if seen.allocator:
