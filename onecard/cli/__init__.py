@@ -62,6 +62,10 @@ def _run(arguments: list[str]) -> int:
 
         show(__version__)
         return 0
+    if name == "-":
+        from onecard.cli.paste import verb_of_paste
+
+        name, words = verb_of_paste(), ["-", *words]
     if name in NOT_YET:
         raise UserError(
             _("onecard {verb} is not here yet").format(verb=name),

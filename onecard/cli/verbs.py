@@ -16,6 +16,7 @@ from onecard.config.knobs import Config, knobs, load_config, option
 from onecard.config.run import RunConfig
 from onecard.config.sample import SampleConfig
 from onecard.data.prepare.options import PrepareOptions
+from onecard.doctor.options import Options as DoctorOptions
 from onecard.errors import UserError, need_package
 from onecard.language import N_, _, english
 from onecard.plan.options import Options as PlanOptions
@@ -226,6 +227,14 @@ def report(options: ReportOptions, words: list[str]) -> int:
     return report_command(words, options, remembered_card() if options.gpu is None else None)
 
 
+def doctor(options: DoctorOptions, words: list[str]) -> int:
+    from onecard.cli.remembered import remembered_card
+    from onecard.doctor.command import doctor_command
+
+    usual = remembered_card() if options.gpu is None else None
+    return doctor_command(words[0] if words else None, options, usual)
+
+
 def gpus(options: GpusOptions, words: list[str]) -> int:
     from onecard.hardware.show import gpus_command
 
@@ -251,6 +260,11 @@ _ETA_ABOUT = N_(
 _REPORT_ABOUT = N_(
     "A verdict in two sentences, what speaks for it, mistakes with the line to change, a forecast as a range, and "
     "what to do next. Exit code 0: healthy, also where something could be better. 1: not healthy."
+)
+_DOCTOR_ABOUT = N_(
+    "What happened, the figures that show it, cures that plan has checked, and what does not help although it is "
+    "said to. Of an answer in English, Spanish or German every line of config and every figure that can be computed "
+    "is. Exit code 0: it is known what happened. 1: it is not, or something on this machine is wrong."
 )
 _INPUTS = N_(
     "files or folders of text, jsonl or parquet, plain or .gz or .zst; or a name: fineweb, openwebtext, "
@@ -281,6 +295,9 @@ VERBS = {verb.name: verb for verb in (
     Verb("report", N_("is it healthy, where will it end, what next"), "RUN|LOG|-", ReportOptions, report,
          (("RUN, LOG, -", N_("a run's folder; a log of any trainer, or a table; or - to paste one. Several are "
                              "compared")),), 1, None, about=_REPORT_ABOUT),
+    Verb("doctor", N_("what went wrong, what cures it, which advice is true"), "[FILE|RUN|-]", DoctorOptions, doctor,
+         (("FILE, RUN, -", N_("an error, a log, or an answer that you were given; a run's folder; or - to paste one. "
+                              "Without any: this machine")),), 0, 1, about=_DOCTOR_ABOUT),
     Verb("gpus", N_("this machine's card, and figures of known ones"), "[CARD]", GpusOptions, gpus,
          (("CARD", N_("one card, as people say it: 4070, \"rtx4070 laptop\"")),), 0, 1),
     Verb("config", N_("the card and prices that plan and eta use"), "[NAME=VALUE]", NoOptions, config,
@@ -291,4 +308,4 @@ VERBS = {verb.name: verb for verb in (
          0, 1),
 )}  # fmt: skip
 # Verbs to come: who asks for one gets to know that it is not there yet, not that it is a slip.
-NOT_YET = ("make", "tune", "chat", "serve", "eval", "doctor", "status", "ui")
+NOT_YET = ("make", "tune", "chat", "serve", "eval", "status", "ui")

@@ -44,9 +44,7 @@ class Source(io.RawIOBase):
 def opened(source: str) -> Iterator[Source]:
     """UserError where it cannot be read."""
     if source == "-":
-        if sys.stdin.isatty():
-            say(_("paste the log, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
-        yield Source(sys.stdin.buffer)
+        yield Source(_paste())
         return
     path = Path(source)
     of_a_run = path.is_dir() and (path / "log.txt").exists()
@@ -62,6 +60,42 @@ def opened(source: str) -> Iterator[Source]:
         raise UserError(
             _("{path} cannot be read").format(path=source), str(getattr(error, "strerror", None) or error)
         ) from None
+
+
+class _Again(io.RawIOBase):
+    """What somebody has looked at already, and then the rest."""
+
+    def __init__(self, begin: bytes, rest: BinaryIO) -> None:
+        self._begin, self._rest = begin, rest
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._begin:
+            return self._rest.read(size) or b""
+        if size < 0:
+            size = len(self._begin)
+        piece, self._begin = self._begin[:size], self._begin[size:]
+        return piece
+
+
+# A paste can be read once, and `onecard -` looks at it before the verb that answers does.
+_seen: list[tuple[object, bytes]] = []
+
+
+def look_at_paste(most: int) -> bytes:
+    """Its first bytes; `opened("-")` gives them once more."""
+    begin = _paste().read(most)
+    while len(begin) < most and (piece := sys.stdin.buffer.read(most - len(begin))):
+        begin += piece
+    _seen[:] = [(sys.stdin, begin)]
+    return begin
+
+
+def _paste() -> BinaryIO:
+    if _seen and _seen[0][0] is sys.stdin:
+        return _Again(_seen.pop()[1], sys.stdin.buffer)  # type: ignore[return-value]
+    if sys.stdin.isatty():
+        say(_("paste it, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
+    return sys.stdin.buffer
 
 
 def named(source: str) -> str:

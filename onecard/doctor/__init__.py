@@ -1,0 +1,1 @@
+"""What went wrong, which cure has been checked, and whether an advice is true."""
