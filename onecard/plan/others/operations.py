@@ -1,0 +1,241 @@
+"""PyTorch's operations on paper: what each takes, keeps for its backward, and takes again in backward.
+
+Of the CUDA kernels: RMS norm keeps its input and one number a row; flash attention keeps queries, keys,
+values, its output and one number a query; `pow` keeps its input and its backward has two more tensors in passing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from onecard.plan.others.autograd import Shape, Tape, Tensor
+from onecard.plan.others.names import MASK
+from onecard.plan.others.nanogpt_step import (
+    ATTENTION,
+    COPIES,
+    GRADIENTS,
+    LOG_SOFTMAX_32,
+    MASKS,
+    NEW_GRADIENTS,
+    PASSING,
+    SMALL,
+    WORKSPACE,
+    WORKSPACE_BYTES,
+)
+
+# PyTorch's attention with a mask wants rows of whole 16-byte pieces.
+_MASK_GRAIN = 8
+
+
+class Operations(Tape):
+    """What a trainer's forward is written with."""
+
+    adds = False  # a micro-batch after the first of its step
+    _multiplied: frozenset[str] = frozenset()
+
+    # --- parameters
+
+    @property
+    def fresh(self) -> str:
+        """What a gradient just computed is called: the first micro-batch's becomes .grad itself."""
+        return NEW_GRADIENTS if self.adds else GRADIENTS
+
+    def gradient(self, shape: Shape, size: int) -> Tensor:
+        return self.new(self.fresh, shape, size)
+
+    def copy(self, weight: Tensor, size: int) -> Tensor:
+        """A weight in another precision; itself where it has it already."""
+        if weight.size == size:
+            return weight
+        shape, wanted = weight.shape, weight.size
+        out = self.new(COPIES, shape, size)
+        return self.record(out, (weight,), lambda _: (self.gradient(shape, wanted),))
+
+    def multiply(self, thread: str) -> None:
+        """A thread's first matrix product takes its workspace, from whatever is free then, for good."""
+        if thread not in self._multiplied:
+            self._multiplied |= {thread}
+            self.heap.take(WORKSPACE, WORKSPACE_BYTES)
+
+    # --- matrix products and lookups
+
+    def embedding(self, what: str, weight: Tensor, tokens: Tensor) -> Tensor:
+        out = self.new(what, (*tokens.shape, weight.shape[1]), weight.size)
+        shape, size = weight.shape, weight.size
+        return self.record(out, (weight,), lambda _: (self.gradient(shape, size),), tokens)
+
+    def linear(self, what: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        assert x.size == weight.size
+        self.multiply("forward")
+        rows, columns = weight.shape
+        out = self.new(what, (*x.shape[:-1], rows), x.size)
+        shape, size, wanted = x.shape, x.size, x.node is not None
+
+        def backward(_: Tensor) -> Sequence[Tensor | None]:
+            self.multiply("backward")
+            of_bias = self.gradient((rows,), size) if bias_wanted else None
+            of_weight = self.gradient((rows, columns), size)
+            return (self.passing(shape, size) if wanted else None, of_weight, of_bias)
+
+        bias_wanted = bias is not None
+        return self.record(out, (x, weight, bias), backward, x, weight)
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, dropout: bool = False
+    ) -> Tensor:
+        """Of (B, T, H, Q): flash attention, or with a mask the memory-efficient one, which keeps that too.
+
+        Backward sums the gradient of the queries in float32, heads padded to 32 channels.
+        """
+        b, t, h, channels = q.shape
+        out = self.new(ATTENTION, q.shape, q.size)
+        statistics = self.new(SMALL, (b, h, t), 4)
+        shapes, size = [tensor.shape for tensor in (q, k, v)], q.size
+
+        def backward(_: Tensor) -> Sequence[Tensor]:
+            given = [self.passing(shape, size) for shape in shapes]
+            if size == 2:
+                self.passing((b, t, h, -(-channels // 32) * 32), 4)
+            return given
+
+        kept = [q, k, v, out, statistics, *([mask] if mask is not None else [])]
+        return self.record(out, (q, k, v), backward, *kept)
+
+    def window(self, tokens: int, size: int) -> Tensor:
+        """Which of the earlier tokens a query sees, put together anew in each layer."""
+        whole = (tokens, tokens)
+        causal = self.new(PASSING, whole, 1)
+        distance = self.new(PASSING, whole, 8)
+        near = self.new(PASSING, whole, 1)
+        del distance
+        both = self.new(PASSING, whole, 1)
+        del near, causal
+        filled = self.new(MASK, whole, size)
+        del both
+        if tokens % _MASK_GRAIN:
+            return self.new(MASK, (tokens, -(-tokens // 16) * 16), size)
+        return filled
+
+    # --- norms and what is done value by value
+
+    def rms_norm(self, what: str, x: Tensor) -> Tensor:
+        out = self.new(what, x.shape, x.size)
+        statistics = self.new(SMALL, (*x.shape[:-1], 1), 4)
+        shape, size = x.shape, x.size
+        return self.record(out, (x,), lambda _: (self.passing(shape, size),), x, statistics)
+
+    def layer_norm(self, what: str, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out = self.new(what, x.shape, x.size)
+        statistics = [self.new(SMALL, (*x.shape[:-1], 1), 4) for _ in range(2)]
+        shape, size, vector = x.shape, x.size, weight.shape
+
+        def backward(_: Tensor) -> Sequence[Tensor]:
+            return (self.passing(shape, size), self.gradient(vector, 4), self.gradient(vector, 4))
+
+        return self.record(out, (x, weight, bias), backward, x, *statistics)
+
+    def cast(self, what: str, x: Tensor, size: int) -> Tensor:
+        return x if x.size == size else self.elementwise(what, x, size=size)
+
+    def scale(self, what: str, x: Tensor) -> Tensor:
+        """Times, or divided by, a number of the program."""
+        return self.elementwise(what, x)
+
+    def relu(self, what: str, x: Tensor) -> Tensor:
+        return self.elementwise(what, x, keeps="output")
+
+    def tanh(self, what: str, x: Tensor) -> Tensor:
+        return self.elementwise(what, x, keeps="output")
+
+    def sigmoid(self, what: str, x: Tensor) -> Tensor:
+        return self.elementwise(what, x, keeps="output")
+
+    def power(self, what: str, x: Tensor) -> Tensor:
+        return self.elementwise(what, x, keeps="input", passing=2)
+
+    def silu(self, what: str, x: Tensor) -> Tensor:
+        return self.elementwise(what, x, keeps="input")
+
+    def dropout(self, what: str, x: Tensor) -> Tensor:
+        out = self.new(what, x.shape, x.size)
+        mask = self.new(MASKS, x.shape, 1)
+        shape, size = x.shape, x.size
+        return self.record(out, (x,), lambda _: (self.passing(shape, size),), mask)
+
+    def add(self, what: str, a: Tensor, b: Tensor) -> Tensor:
+        """Of one shape, or b of a shorter one. The sum has the larger precision."""
+        out = self.new(what, a.shape, max(a.size, b.size))
+        shapes, sizes = (a.shape, b.shape), (a.size, b.size)
+
+        def backward(gradient: Tensor) -> Sequence[Tensor]:
+            return [self._fitted(gradient, *of) for of in zip(shapes, sizes, strict=True)]
+
+        return self.record(out, (a, b), backward)
+
+    def times(self, what: str, a: Tensor, b: Tensor) -> Tensor:
+        """Each factor is kept where the other wants a gradient. b may be of a shorter shape."""
+        out = self.new(what, a.shape, a.size if prod(b.shape) == 1 else max(a.size, b.size))
+        wanted = [tensor.node is not None for tensor in (a, b)]
+        shapes, sizes, whole = (a.shape, b.shape), (a.size, b.size), out.size
+
+        def backward(gradient: Tensor) -> Sequence[Tensor | None]:
+            shape = gradient.shape
+            products = [self.passing(shape, whole) if one else None for one in wanted]
+            return [
+                self._fitted(product, *of) if product is not None else None
+                for product, *of in zip(products, shapes, sizes, strict=True)
+            ]
+
+        kept = [*([b] if wanted[0] else []), *([a] if wanted[1] else [])]
+        return self.record(out, (a, b), backward, *kept)
+
+    def _fitted(self, gradient: Tensor, shape: Shape, size: int) -> Tensor:
+        """Summed and cast to what it is the gradient of."""
+        if prod(shape) < prod(gradient.shape):
+            gradient = self.passing(shape, gradient.size)
+        return gradient if gradient.size == size else self.passing(shape, size)
+
+    # --- parts and wholes
+
+    def part(self, x: Tensor, shape: Shape) -> Tensor:
+        """A view of a part of x. Its gradient is as large as x, with zeros around it."""
+        whole, size = x.shape, x.size
+        out = Tensor(x.storage, shape, size, None)
+        return self.record(out, (x,), lambda _: (self.passing(whole, size),))
+
+    def together(self, what: str, whole: Shape, *parts: Tensor) -> Tensor:
+        """Parts beside each other. Their gradients are views."""
+        shapes = [part.shape for part in parts]
+        out = self.new(what, whole, parts[0].size)
+        return self.record(out, parts, lambda gradient: [gradient.view(*shape) for shape in shapes])
+
+    def copied(self, what: str, x: Tensor) -> Tensor:
+        """Contiguous, where a view is not."""
+        return self.elementwise(what, x)
+
+    def rotated(self, what: str, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        """Rotary positions in nanochat's way: halves of the channels times cosines and sines."""
+        half = (*x.shape[:-1], x.shape[-1] // 2)
+        first, second = self.part(x, half), self.part(x, half)
+        upper = self.add(
+            PASSING, self.times(PASSING, first, cosines), self.times(PASSING, second, sines)
+        )
+        negated = self.new(SMALL, sines.shape, sines.size)
+        lower = self.add(
+            PASSING, self.times(PASSING, first, negated), self.times(PASSING, second, cosines)
+        )
+        return self.together(what, x.shape, upper, lower)
+
+    # --- loss
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean over tokens: log softmax, which is kept, and one number a token of it."""
+        shape, size = logits.shape, logits.size
+        log_softmax = self.new(LOG_SOFTMAX_32, shape, size)
+        self.record(log_softmax, (logits,), lambda _: (self.passing(shape, size),), log_softmax)
+        loss = self.new(SMALL, (), size)
+        count = self.new(SMALL, (), size)  # of tokens
+        return self.record(
+            loss, (log_softmax,), lambda _: (self.passing(shape, size),), log_softmax, targets, count
+        )
