@@ -199,7 +199,7 @@ class EagerNanochat(NanochatTrainer):
         return self.linear(PASSING, x, weights[5])
 
     def norm(self, what: str, x: Tensor) -> Tensor:
-        return self.tape.rms_norm(what, self.tape.cast(PASSING, x, 4) if self.autocast else x)
+        return self.tape.rms_norm(what, x)
 
     def linear(self, what: str, x: Tensor, weight: Tensor) -> Tensor:
         x = self.tape.cast(NORMED, x, 2) if self.autocast else x
