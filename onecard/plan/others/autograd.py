@@ -125,18 +125,42 @@ class Tape:
         kept = {"": (), "input": (x,), "output": (out,)}[keeps]
         return self.record(out, (x,), backward, *kept)
 
+    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """function(x) of which nothing is kept but x: backward computes it again."""
+        if not self.records:
+            return function(x)
+        self.records = False
+        out = function(x)
+        self.records = True
+        storage, shape, size = x.storage, x.shape, x.size
+
+        def backward(gradient: Tensor) -> Sequence[Tensor | None]:
+            before = self.heap.moment
+            again = Tensor(storage, shape, size, Leaf())
+            self._go_back(function(again).node, gradient)
+            self.heap.moment = before
+            assert isinstance(again.node, Leaf)
+            return (again.node.gradient,)
+
+        self._made += 1
+        out.node = Node(self._made, (x.node,), backward, (x.storage,))
+        return out
+
     def backward(self, loss: Tensor) -> None:
         """Through all that led to it. What a node has kept goes as soon as it is through."""
-        root = loss.node
+        self._go_back(loss.node, self.passing((), loss.size))
+
+    def _go_back(self, root: Node | Leaf | None, gradient: Tensor) -> None:
         assert isinstance(root, Node)
-        root.gradient = self.new("gradient of the loss", (), loss.size)
+        root.gradient = gradient
+        del gradient
         waiting = _uses(root)
         ready: list[tuple[float, Node]] = [(-root.order, root)]
         while ready:
             _, node = heapq.heappop(ready)
             gradient, node.gradient = node.gradient, None
             inputs, given = node.inputs, list(node.backward(gradient))
-            node.kept, node.inputs = (), ()
+            node.kept, node.inputs, node.backward = (), (), _done
             del gradient
             for number, target in enumerate(inputs):
                 if target is None:
@@ -149,6 +173,10 @@ class Tape:
                     waiting[target.order] -= 1
                     if not waiting[target.order]:
                         heapq.heappush(ready, (-target.order, target))
+
+
+def _done(_: Tensor) -> Sequence[Tensor]:
+    raise AssertionError("backward goes through a node once")
 
 
 def _nodes(root: Node) -> Iterable[Node]:

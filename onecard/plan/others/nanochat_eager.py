@@ -10,7 +10,8 @@ import math
 from itertools import islice
 
 from onecard.arch.shapes import Nanochat2026Shape
-from onecard.plan.others.autograd import Leaf, Tensor, kept_bytes
+from onecard.plan.others.autograd import Tensor
+from onecard.plan.others.eager import Eager
 from onecard.plan.others.names import (
     CAPPED,
     EMBEDDED,
@@ -23,13 +24,9 @@ from onecard.plan.others.names import (
 )
 from onecard.plan.others.nanochat_step import NanochatShapes, NanochatTrainer
 from onecard.plan.others.nanogpt_step import (
-    BATCH,
     EMBEDDING,
-    FORWARD,
     LAYERS,
     LOGITS,
-    LOGITS_GRADIENT,
-    LOSS,
     NORMED,
     PASSING,
     QKV,
@@ -37,19 +34,18 @@ from onecard.plan.others.nanogpt_step import (
     STREAM,
     UP,
 )
-from onecard.plan.others.operations import Operations
 
 
-class EagerNanochat(NanochatTrainer):
-    """One kernel after the other, each with its own output."""
+class EagerNanochat(Eager, NanochatTrainer):
+    """Either generation."""
 
     def __init__(
         self, shape: NanochatShapes, batch_size: int, *, dtype: str = "bfloat16", limit: float = math.inf
     ) -> None:
         super().__init__(shape, batch_size, dtype=dtype, limit=limit)
-        V = shape.vocab_size
-        self.tape = Operations(self.heap, lambda of: LOGITS_GRADIENT if of[-1:] == (V,) else PASSING)
-        self.autocast = self.is_2025 and self.size == 2
+        sizes = (4, 8) if self.is_2025 else (8, 8)
+        self.prepare(shape.vocab_size, (batch_size, shape.block_size), sizes)
+        self.half = self.is_2025 and self.size == 2
 
     def load(self) -> None:
         super().load()
@@ -68,47 +64,19 @@ class EagerNanochat(NanochatTrainer):
         self.w_scalars = [
             there(block, *kind, learned=True) for block, kind in zip(self.scalars, p.scalars, strict=True)
         ]
+        of_layers = [weight for layer in self.w_layers for weight in layer]
+        self.weights = [self.w_embedding, self.w_head, *values, *of_layers, *self.w_scalars]
         positions = (self.shape.block_size, self.shape.head_dim // 2)
-        self.t_rotary = [there(block, positions, self.rotary_size) for block in self.rotary]
-        self.tokens, self.targets = self.inputs()
-
-    def inputs(self) -> list[Tensor]:
-        tokens = (self.batch_size, self.shape.block_size)
-        return [self.tape.new(BATCH, tokens, size) for size in (4 if self.is_2025 else 8, 8)]
-
-    @property
-    def weights(self) -> list[Tensor]:
-        layers = [weight for layer in self.w_layers for weight in layer]
-        return [self.w_embedding, self.w_head, *self.w_values.values(), *layers, *self.w_scalars]
-
-    def evaluate(self) -> None:
-        self.tape.records = False
-        tokens, targets = self.inputs()
-        self.forward(tokens, targets)
-        self.tape.records = True
-
-    def micro_batch(self) -> None:
-        self.tape.adds = self.adds
-        self.heap.moment = FORWARD
-        loss = self.forward(self.tokens, self.targets)
-        self.heap.moment = LOSS
-        self.tape.backward(loss)
-        self.tokens, self.targets = self.inputs()
-
-    def clear(self) -> None:
-        for weight in self.weights:
-            assert isinstance(weight.node, Leaf)
-            weight.node.gradient = None
-
-    def kept_bytes(self) -> int:
-        """What forward keeps for its backward, beside weights and inputs."""
-        loss = self.forward(self.tokens, self.targets)
-        return kept_bytes(loss, [*self.weights, *self.t_rotary, self.tokens, self.targets])
+        self.buffers = [there(block, positions, self.rotary_size) for block in self.rotary]
+        self.next_batch()
 
     # --- forward
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return (self._forward_2025 if self.is_2025 else self._forward_2026)(tokens, targets)
+        if not self.is_2025:
+            return self._forward_2026(tokens, targets)
+        with self.tape.autocast():
+            return self._forward_2025(tokens, targets)
 
     def _forward_2025(self, tokens: Tensor, targets: Tensor) -> Tensor:
         tape = self.tape
@@ -182,7 +150,7 @@ class EagerNanochat(NanochatTrainer):
             gate = self.linear(SMALL, tape.part(x, (b, t, weights[6].shape[1])), weights[6])
             gate = tape.scale(SMALL, tape.sigmoid(SMALL, gate)).view(b, t, self.shape.n_head, 1)
             v = tape.add(QKV, v, tape.times(PASSING, values.view(*heads), gate))
-        q, k = (tape.rotated(ROTATED, x, *self.t_rotary) for x in (q, k))
+        q, k = (tape.rotated(ROTATED, x, *self.buffers) for x in (q, k))
         q, k = (self.norm(NORMED_QK, x) for x in (q, k))
         if not self.is_2025:
             q, k = (tape.scale(NORMED_QK, x) for x in (q, k))
@@ -194,7 +162,7 @@ class EagerNanochat(NanochatTrainer):
         tape = self.tape
         x = self.linear(UP, x, weights[4])
         active = tape.relu(RELU, x)
-        x = tape.power(SQUARED, tape.cast(RELU, active, 4) if self.autocast else active)
+        x = tape.power(SQUARED, tape.cast(RELU, active, 4) if self.half else active)
         del active
         return self.linear(PASSING, x, weights[5])
 
@@ -202,5 +170,5 @@ class EagerNanochat(NanochatTrainer):
         return self.tape.rms_norm(what, x)
 
     def linear(self, what: str, x: Tensor, weight: Tensor) -> Tensor:
-        x = self.tape.cast(NORMED, x, 2) if self.autocast else x
+        x = self.tape.cast(NORMED, x, 2) if self.half else x
         return self.tape.linear(what, x, self.tape.copy(weight, x.size))

@@ -6,7 +6,8 @@ values, its output and one number a query; `pow` keeps its input and its backwar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 
 from onecard.plan.others.autograd import Shape, Tape, Tensor
@@ -33,6 +34,7 @@ class Operations(Tape):
 
     adds = False  # a micro-batch after the first of its step
     _multiplied: frozenset[str] = frozenset()
+    _cached: list[Tensor] | None = None
 
     # --- parameters
 
@@ -50,7 +52,18 @@ class Operations(Tape):
             return weight
         shape, wanted = weight.shape, weight.size
         out = self.new(COPIES, shape, size)
+        if self._cached is not None:
+            self._cached.append(out)
         return self.record(out, (weight,), lambda _: (self.gradient(shape, wanted),))
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Its copies of weights stay until it ends, whether backward wants them or not."""
+        self._cached = []
+        try:
+            yield
+        finally:
+            self._cached = None
 
     def multiply(self, thread: str) -> None:
         """A thread's first matrix product takes its workspace, from whatever is free then, for good."""
@@ -81,26 +94,44 @@ class Operations(Tape):
         bias_wanted = bias is not None
         return self.record(out, (x, weight, bias), backward, x, weight)
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, dropout: bool = False
-    ) -> Tensor:
-        """Of (B, T, H, Q): flash attention, or with a mask the memory-efficient one, which keeps that too.
-
-        Backward sums the gradient of the queries in float32, heads padded to 32 channels.
-        """
-        b, t, h, channels = q.shape
-        out = self.new(ATTENTION, q.shape, q.size)
-        statistics = self.new(SMALL, (b, h, t), 4)
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Of (B, T, H, Q): flash attention, or with a mask the memory-efficient one, which keeps that too."""
         shapes, size = [tensor.shape for tensor in (q, k, v)], q.size
+        out, statistics = self._mixed(q.shape, size)
 
         def backward(_: Tensor) -> Sequence[Tensor]:
+            expanded = shapes[0] if shapes[1] != shapes[0] else ()  # keys and values of each query head
+            beside = [self.passing(expanded, size) for _ in range(2)] if expanded else []
             given = [self.passing(shape, size) for shape in shapes]
-            if size == 2:
-                self.passing((b, t, h, -(-channels // 32) * 32), 4)
+            self._summed_in_float(shapes[0], size)
+            del beside
             return given
 
         kept = [q, k, v, out, statistics, *([mask] if mask is not None else [])]
         return self.record(out, (q, k, v), backward, *kept)
+
+    def packed_attention(self, x: Tensor, heads: Shape) -> Tensor:
+        """The same, of queries, keys and values that are parts of x; their gradients are copied together."""
+        shape, size = x.shape, x.size
+        out, statistics = self._mixed(heads, size)
+
+        def backward(_: Tensor) -> Sequence[Tensor]:
+            parts = [self.passing(heads, size) for _ in range(3)]
+            self._summed_in_float(heads, size)
+            joined = self.passing(shape, size)
+            del parts
+            return (joined,)
+
+        return self.record(out, (x,), backward, x, out, statistics)
+
+    def _mixed(self, heads: Shape, size: int) -> tuple[Tensor, Tensor]:
+        """Attention's output, and one number a query."""
+        return self.new(ATTENTION, heads, size), self.new(SMALL, (heads[0], heads[2], heads[1]), 4)
+
+    def _summed_in_float(self, heads: Shape, size: int) -> None:
+        """Backward sums the gradient of the queries in float32, heads padded to 32 channels."""
+        if size == 2:
+            self.passing((*heads[:3], -(-heads[3] // 32) * 32), 4)
 
     def window(self, tokens: int, size: int) -> Tensor:
         """Which of the earlier tokens a query sees, put together anew in each layer."""
@@ -195,6 +226,16 @@ class Operations(Tape):
         if prod(shape) < prod(gradient.shape):
             gradient = self.passing(shape, gradient.size)
         return gradient if gradient.size == size else self.passing(shape, size)
+
+    def root_of_squares(self, x: Tensor) -> Tensor:
+        """1 / square root of the mean of squares of each row: `pow` keeps x, the root its result."""
+        squares = self.power(PASSING, x)
+        shape, size, row = x.shape, x.size, (*x.shape[:-1], 1)
+        mean = self.new(SMALL, row, size)
+        self.record(mean, (squares,), lambda _: (self.passing(shape, size),))
+        del squares
+        root = self.new(SMALL, row, size)
+        return self.record(root, (mean,), lambda _: (self.passing(row, size),), root)
 
     # --- parts and wholes
 
