@@ -14,6 +14,7 @@ row, on a CPU several that keep more in bfloat16.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -40,49 +41,58 @@ def shapes(generation: str, dtype: str) -> list[Row]:
     found = []
     for _ in range(SHAPES):
         heads = chance.randint(1, 4)
-        found.append({
+        sizes: Row = {
             "n_layer": chance.randint(1, 7), "n_head": heads, "n_embd": heads * chance.choice((32, 64, 128)),
             "vocab_size": 64 * chance.randint(2, 40), "block_size": 16 * chance.randint(2, 40),
             "batch": chance.randint(1, 3),
-        } | ({"window_pattern": chance.choice(("SSSL", "L", "SL", "SSL"))} if generation == "2026" else {}))  # fmt: skip
+        }  # fmt: skip
+        if generation == "2026":
+            sizes["window_pattern"] = chance.choice(("SSSL", "L", "SL", "SSL"))
+        found.append(sizes)
     return found
 
 
+class Kept:
+    """Storages that backward would read, each once."""
+
+    def __init__(self, apart: list[Any]) -> None:
+        self._apart = {tensor.untyped_storage().data_ptr() for tensor in apart}
+        self._storages: dict[int, Any] = {}  # held, so that an address is not used again
+
+    def keep(self, tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._apart:
+            self._storages[storage.data_ptr()] = storage
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        return sum(storage.nbytes() for storage in self._storages.values())
+
+
 def counted(folder: str, generation: str, dtype: str) -> list[int]:
-    """Bytes by nanochat's own code. Runs in a process of its own: its precision is chosen as it is imported."""
+    """Bytes by nanochat's own code, in a process of its own: it chooses its precision when it is imported."""
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
     sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]  # no kernel is fetched
     sys.path.insert(0, folder)
     import torch.nn.functional as functional
-    from nanochat.gpt import GPT, GPTConfig
 
+    theirs = importlib.import_module("nanochat.gpt")
     functional.rms_norm = _rms_norm  # type: ignore[assignment]
     found = []
     for sizes in shapes(generation, dtype):
-        names = {"block_size": "sequence_len", "batch": None}
-        options = {names.get(name, name): value for name, value in sizes.items() if name != "batch"}
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(n_kv_head=sizes["n_head"], **options))
+        options = {name: value for name, value in sizes.items() if name not in ("batch", "block_size")}
+        shape = theirs.GPTConfig(n_kv_head=sizes["n_head"], sequence_len=sizes["block_size"], **options)
+        model = theirs.GPT(shape)
         model.init_weights()
         tokens = torch.randint(0, sizes["vocab_size"], (2, sizes["batch"], sizes["block_size"]))
         inputs = tokens[0].to(torch.int32 if generation == "2025" else torch.int64)
-        there = [*model.parameters(), *model.buffers(), inputs, tokens[1]]
-        apart = {tensor.untyped_storage().data_ptr() for tensor in there}
-        kept: dict[int, int] = {}
-        held = []
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in apart:
-                kept[storage.data_ptr()] = storage.nbytes()
-                held.append(storage)  # so that its address is not used again
-            return tensor
-
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = model(inputs, tokens[1].contiguous())
-        found.append(sum(kept.values()))
+        kept = Kept([*model.parameters(), *model.buffers(), inputs, tokens])
+        with saved_tensors_hooks(kept.keep, lambda tensor: tensor):
+            loss = model(inputs, tokens[1])
+        found.append(kept.bytes)
         del loss
     return found
 
@@ -134,7 +144,8 @@ def run(options: argparse.Namespace) -> None:
         for sizes, counted_bytes in zip(shapes(generation, dtype), kept, strict=True):
             rows.append({"generation": int(generation), "dtype": dtype} | sizes | {"kept": counted_bytes})
             said = predicted(sizes, generation, dtype)
-            print(generation, dtype, sizes, counted_bytes, said, "" if said == counted_bytes else said - counted_bytes)
+            difference = "" if said == counted_bytes else f", {said - counted_bytes:+}"
+            print(f"{generation} {dtype} {sizes}: {counted_bytes}{difference}")
     results = {
         "what": "bytes that nanochat's own model keeps for backward, by saved_tensors_hooks on a CPU",
         "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""PyTorch without a compiler, on paper: tensors that take memory, what is kept for backward, and backward itself.
+"""PyTorch without a compiler, on paper: tensors that take memory, what backward wants kept, and backward.
 
 A trainer's forward is written with these operations as its program has them. A tensor's memory goes when
 its last name does, as in PyTorch, because a name here is a name of Python: `x = relu(x)` gives the old x
@@ -61,7 +61,11 @@ class Node:
     __slots__ = ("backward", "gradient", "inputs", "kept", "order")
 
     def __init__(
-        self, order: int, inputs: tuple[Node | Leaf | None, ...], backward: Backward, kept: tuple[Storage, ...]
+        self,
+        order: int,
+        inputs: tuple[Node | Leaf | None, ...],
+        backward: Backward,
+        kept: tuple[Storage, ...],
     ) -> None:
         self.order, self.inputs, self.backward, self.kept = order, inputs, backward, kept
         self.gradient: Tensor | None = None

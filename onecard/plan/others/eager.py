@@ -1,4 +1,4 @@
-"""A trainer that runs without a compiler: forward written with operations on paper, backward as it follows."""
+"""A trainer without a compiler: its forward is written with operations on paper, backward follows from it."""
 
 from __future__ import annotations
 

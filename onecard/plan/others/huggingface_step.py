@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from onecard.arch.shapes import GPT2Shape
 from onecard.plan.others.autograd import Shape, Tensor
 from onecard.plan.others.eager import Eager
-from onecard.plan.others.names import CHECKPOINT, EMBEDDED, LOGITS_32, MLP_INNER, NORMED_QK, OTHERS, ROTATED
+from onecard.plan.others.names import EMBEDDED, INNER, LOGITS_32, NORMED_QK, OTHERS, ROTATED
 from onecard.plan.others.nanogpt_step import (
     ADAM,
     BATCH,
@@ -29,9 +29,7 @@ from onecard.plan.others.nanogpt_step import (
     NORMED,
     PASSING,
     QKV,
-    SMALL,
     STREAM,
-    UP,
     WEIGHTS,
 )
 
@@ -62,8 +60,8 @@ class HuggingFaceStep(Eager):
     """A model's weights by name, and the Trainer's steps; `forward` is that of an architecture."""
 
     def __init__(
-        self, shape: GPT2Shape | LlamaShape, batch_size: int, *, dtype: str = "bfloat16", dropout: bool = True,
-        checkpointing: bool = False, limit: float = math.inf,
+        self, shape: GPT2Shape | LlamaShape, batch_size: int, *, dtype: str = "bfloat16",
+        dropout: bool = True, checkpointing: bool = False, limit: float = math.inf,
     ) -> None:  # fmt: skip
         super().__init__(limit)
         self.batch_size, self.dropout, self.checkpointing = batch_size, dropout, checkpointing
@@ -124,7 +122,9 @@ class HuggingFaceStep(Eager):
         """With the logits. The targets are shifted here, in a copy."""
         tape = self.tape
         logits = self.linear(LOGITS, tape.mark(x, LAYERS), head)
-        shifted = tape.new(BATCH, targets.shape, targets.size)
+        b, t = targets.shape
+        # One sequence stays a part of the longer one that it is shifted in.
+        shifted = tape.new(BATCH, (b, t + (b == 1)), targets.size)
         return logits, tape.cross_entropy(tape.cast(LOGITS_32, logits, 4), shifted)
 
 
@@ -155,7 +155,9 @@ class HuggingFaceGPT2(HuggingFaceStep):
         tape, D = self.tape, self.shape.n_embd
         numbers = tape.new(BATCH, (self.shape.block_size,), 8)
         embedded = tape.mark(tape.embedding(EMBEDDED, self.named["embedding"], tokens), EMBEDDING)
-        positions = tape.embedding(PASSING, self.named["positions"], numbers).view(1, self.shape.block_size, D)
+        positions = tape.embedding(PASSING, self.named["positions"], numbers).view(
+            1, self.shape.block_size, D
+        )
         x = tape.add(STREAM, embedded, positions)
         x = self.drop(STREAM, x)
         x = self.layers(x, self.layer)
@@ -178,14 +180,14 @@ class HuggingFaceGPT2(HuggingFaceStep):
     def mlp(self, x: Tensor, number: int) -> Tensor:
         """0.5·x · (1 + tanh(√(2/π) · (x + 0.044715·x³))), operation by operation."""
         tape = self.tape
-        x = self.linear(UP, x, f"{number}.up")
-        half = tape.scale(MLP_INNER, x)
-        cubed = tape.scale(PASSING, tape.power(PASSING, tape.cast(MLP_INNER, x, 4)))
+        x = self.linear(INNER, x, f"{number}.up")
+        half = tape.scale(INNER, x)
+        cubed = tape.scale(PASSING, tape.power(PASSING, tape.cast(INNER, x, 4)))
         inside = tape.scale(PASSING, tape.add(PASSING, x, cubed))
         del cubed
-        outside = tape.scale(MLP_INNER, tape.tanh(MLP_INNER, inside))
+        outside = tape.scale(INNER, tape.tanh(INNER, inside))
         del inside
-        x = tape.times(MLP_INNER, half, outside)
+        x = tape.times(INNER, half, outside)
         del half, outside
         return self.drop(PASSING, self.linear(PASSING, x, f"{number}.down"))
 
@@ -235,7 +237,8 @@ class HuggingFaceLlama(HuggingFaceStep):
         b, t, _ = x.shape
         q = self.linear(QKV, x, f"{number}.q").view(b, t, shape.n_head, shape.head_dim)
         k, v = (
-            self.linear(QKV, x, f"{number}.{name}").view(b, t, shape.kv_heads, shape.head_dim) for name in "kv"
+            self.linear(QKV, x, f"{number}.{name}").view(b, t, shape.kv_heads, shape.head_dim)
+            for name in "kv"
         )
         q, k = self.rotated(q, *rotary), self.rotated(k, *rotary)
         mixed = tape.attention(*(tape.cast(NORMED_QK, x, self.size) for x in (q, k, v)))
@@ -245,13 +248,11 @@ class HuggingFaceLlama(HuggingFaceStep):
         """x · cos + (halves of x changed round) · sin, in the positions' precision."""
         tape, half = self.tape, (*x.shape[:-1], x.shape[-1] // 2)
         plain = tape.times(PASSING, x, cosines)
-        changed = tape.together(
-            PASSING, x.shape, tape.scale(PASSING, tape.part(x, half)), tape.part(x, half)
-        )
+        changed = tape.together(PASSING, x.shape, tape.scale(PASSING, tape.part(x, half)), tape.part(x, half))
         return tape.add(ROTATED, plain, tape.times(PASSING, changed, sines))
 
     def mlp(self, x: Tensor, number: int) -> Tensor:
         tape = self.tape
-        active = tape.silu(MLP_INNER, self.linear(MLP_INNER, x, f"{number}.gate"))
-        inner = tape.times(MLP_INNER, active, self.linear(UP, x, f"{number}.up"))
+        active = tape.silu(INNER, self.linear(INNER, x, f"{number}.gate"))
+        inner = tape.times(INNER, active, self.linear(INNER, x, f"{number}.up"))
         return self.linear(PASSING, inner, f"{number}.down")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from onecard.arch.shapes import Nanochat2026Shape
 from onecard.plan.others.caching_allocator import Block
-from onecard.plan.others.names import EMBEDDED, MASK, NORMED_QK, ROTATED, SQUARED, VALUES
+from onecard.plan.others.names import EMBEDDED, INNER, MASK, NORMED_QK, ROTATED, SQUARED, VALUES
 from onecard.plan.others.nanochat_step import NanochatShapes, NanochatTrainer, Parameter
 from onecard.plan.others.nanogpt_step import (
     ATTENTION,
@@ -30,7 +30,6 @@ from onecard.plan.others.nanogpt_step import (
     QKV,
     SMALL,
     STREAM,
-    UP,
     WORKSPACE,
     WORKSPACE_BYTES,
 )
@@ -149,7 +148,7 @@ class CompiledNanochat(NanochatTrainer):
         kept.normed.append(self.wide(NORMED, D))
         heap.give_back(out)
         kept.copies += self.copy(p.layer[4])
-        kept.up = [self.wide(UP, 4 * D)]
+        kept.up = [self.wide(INNER, 4 * D)]
         kept.squared = [self.wide(SQUARED, 4 * D)]
         kept.copies += self.copy(p.layer[5])
         out = self.wide(PASSING, D)
@@ -176,7 +175,7 @@ class CompiledNanochat(NanochatTrainer):
                 heap.give_back(*copy)
             blocks += [self.wide(ATTENTION, D), self.small(self.shape.n_head, 4)]
             heap.give_back(*blocks)
-            blocks = [self.wide(NORMED, D), self.wide(UP, 4 * D)]
+            blocks = [self.wide(NORMED, D), self.wide(INNER, 4 * D)]
             heap.give_back(blocks.pop(0))
             blocks.append(self.wide(PASSING, D))
             heap.give_back(*blocks)

@@ -15,6 +15,7 @@ from onecard.plan.others.eager import Eager
 from onecard.plan.others.names import (
     CAPPED,
     EMBEDDED,
+    INNER,
     LOGITS_32,
     NORMED_QK,
     RELU,
@@ -32,7 +33,6 @@ from onecard.plan.others.nanogpt_step import (
     QKV,
     SMALL,
     STREAM,
-    UP,
 )
 
 
@@ -140,9 +140,7 @@ class EagerNanochat(Eager, NanochatTrainer):
         normed = self.norm(NORMED, x)
         return self.tape.add(STREAM, x, self.mlp(normed, weights))
 
-    def attention(
-        self, x: Tensor, weights: list[Tensor], values: Tensor | None, window: int
-    ) -> Tensor:
+    def attention(self, x: Tensor, weights: list[Tensor], values: Tensor | None, window: int) -> Tensor:
         tape, (b, t, width) = self.tape, x.shape
         heads = (b, t, self.shape.n_head, self.shape.head_dim)
         q, k, v = (self.linear(QKV, x, weights[i]).view(*heads) for i in range(3))
@@ -160,7 +158,7 @@ class EagerNanochat(Eager, NanochatTrainer):
 
     def mlp(self, x: Tensor, weights: list[Tensor]) -> Tensor:
         tape = self.tape
-        x = self.linear(UP, x, weights[4])
+        x = self.linear(INNER, x, weights[4])
         active = tape.relu(RELU, x)
         x = tape.power(SQUARED, tape.cast(RELU, active, 4) if self.half else active)
         del active

@@ -57,7 +57,9 @@ class NanochatTrainer(Trainer):
         self.is_2025 = isinstance(shape, NanochatShape)
         self.size = 4 if dtype == "float32" else 2  # bytes of what matrix products give
         # 2026 keeps float32 embeddings where it computes in float16.
-        self.parameters = Parameters(shape, 2 if dtype == "bfloat16" or (self.is_2025 and self.size == 2) else 4)
+        self.parameters = Parameters(
+            shape, 2 if dtype == "bfloat16" or (self.is_2025 and self.size == 2) else 4
+        )
 
     def load(self) -> None:
         take, p = self.heap.take, self.parameters

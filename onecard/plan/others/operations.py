@@ -1,7 +1,7 @@
 """PyTorch's operations on paper: what each takes, keeps for its backward, and takes again in backward.
 
 Of the CUDA kernels: RMS norm keeps its input and one number a row; flash attention keeps queries, keys,
-values, its output and one number a query; `pow` keeps its input and its backward has two more tensors in passing.
+values, its output and one number a query; `pow` keeps its input, and its backward has two tensors more.
 """
 
 from __future__ import annotations
@@ -259,13 +259,9 @@ class Operations(Tape):
         """Rotary positions in nanochat's way: halves of the channels times cosines and sines."""
         half = (*x.shape[:-1], x.shape[-1] // 2)
         first, second = self.part(x, half), self.part(x, half)
-        upper = self.add(
-            PASSING, self.times(PASSING, first, cosines), self.times(PASSING, second, sines)
-        )
+        upper = self.add(PASSING, self.times(PASSING, first, cosines), self.times(PASSING, second, sines))
         negated = self.new(SMALL, sines.shape, sines.size)
-        lower = self.add(
-            PASSING, self.times(PASSING, first, negated), self.times(PASSING, second, cosines)
-        )
+        lower = self.add(PASSING, self.times(PASSING, first, negated), self.times(PASSING, second, cosines))
         return self.together(what, x.shape, upper, lower)
 
     # --- loss

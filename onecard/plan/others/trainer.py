@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from typing import Protocol
 
 from onecard.language import N_
 from onecard.plan.lines import Line, total
-from onecard.plan.others.caching_allocator import Block, CachingAllocator, RanOutError
+from onecard.plan.others.caching_allocator import CachingAllocator, RanOutError
 from onecard.plan.others.nanogpt_step import EVALUATED, EVALUATION, LOADING, UPDATE
 
 # From the third step on nothing changes: the optimizer's states exist, and what fits where has settled. Of
@@ -20,6 +21,7 @@ MICRO_BATCHES = 3
 # Where memory is short, what lies where settles later: a few that get so far still end.
 SHORT_STEPS = 8
 SHORT_MICRO_BATCHES = 12
+UNCONFIRMED = 0.15  # so far off a bill may be that no card has confirmed
 
 
 class Trainer(ABC):
@@ -76,6 +78,14 @@ class Confined:
         return self.ran_out is not None and self.ran_out.allocated + self.ran_out.tensor <= self.memory
 
 
+class Played(Protocol):
+    """What a bill needs of a trainer."""
+
+    heap: CachingAllocator
+
+    def run(self, steps: int, accumulation: int, *, evaluates: bool = False) -> CachingAllocator: ...
+
+
 @dataclass(frozen=True)
 class TrainerBill:
     """The peak of a training run, after the first steps."""
@@ -84,9 +94,15 @@ class TrainerBill:
     allocated: int
     reserved: int  # what PyTorch takes from the card for it
     moment: str  # where in the step the peak is; English, a key
-    step: Callable[[float], Trainer] = field(compare=False, repr=False)  # the same in so many bytes
+    step: Callable[[float], Played] = field(compare=False, repr=False)  # the same in so many bytes
     accumulation: int = field(compare=False, repr=False)
     evaluates: bool = field(default=False, compare=False, repr=False)  # before the first step
+    confirmed: bool = True  # False: no card has run it, or one like it
+
+    @property
+    def most(self) -> int:
+        """What may be reserved: where no card has confirmed the bill, it may be so much off."""
+        return self.reserved if self.confirmed else round(self.reserved * (1 + UNCONFIRMED))
 
     def within(self, memory: int) -> Confined:
         """Does it run where PyTorch may take so many bytes?
@@ -104,12 +120,15 @@ class TrainerBill:
         return Confined(memory, None, step.heap.retries)
 
 
-def played(step: Callable[[float], Trainer], accumulation: int, *, evaluates: bool = False) -> TrainerBill:
+def played(
+    step: Callable[[float], Played], accumulation: int, *, evaluates: bool = False, confirmed: bool = True
+) -> TrainerBill:
     """The bill of a trainer whose steps are those of step(limit)."""
     heap = step(math.inf).run(STEPS, min(accumulation, MICRO_BATCHES), evaluates=evaluates)
     return TrainerBill(
-        lines_of(heap), heap.peak_allocated, heap.peak_reserved, heap.peak_moment, step, accumulation, evaluates
-    )
+        lines_of(heap), heap.peak_allocated, heap.peak_reserved, heap.peak_moment, step, accumulation,
+        evaluates, confirmed,
+    )  # fmt: skip
 
 
 def lines_of(heap: CachingAllocator) -> tuple[Line, ...]:
@@ -130,9 +149,3 @@ def lines_of(heap: CachingAllocator) -> tuple[Line, ...]:
     lines.sort(key=lambda line: line.bytes, reverse=True)
     rest = heap.peak_allocated - total(lines)
     return (*lines, Line(N_("rounding to whole blocks"), rest, str(rest)))
-
-
-def given_back(heap: CachingAllocator, blocks: list[Block]) -> list[Block]:
-    """None left of them."""
-    heap.give_back(*blocks)
-    return []
