@@ -1,4 +1,4 @@
-"""What tensors of trainers other than nanoGPT's are called in their bills; others are in nanogpt_step.py."""
+"""What tensors of trainers other than nanoGPT's are called in bills. Most names are nanogpt_step.py's."""
 
 from onecard.language import N_
 

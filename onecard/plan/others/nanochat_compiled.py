@@ -3,7 +3,8 @@
 What forward keeps is the partitioner's choice, as it shows for these models (the same on a CPU): of a layer
 the normed inputs of its products, queries and keys after rotation and after their norm, values, attention's
 output, the MLP before and after squaring, and the stream twice. 2026's mixed stream is computed again. The
-gradient of the logits is written over them. An embedding's gradient is summed in float32 and cast then.
+gradient of the logits is written over them. An embedding's gradient is summed in float32 and cast then. In
+one thing the measured peaks decide: tokens are looked up again in backward, not kept.
 """
 
 from __future__ import annotations
@@ -98,14 +99,15 @@ class CompiledNanochat(NanochatTrainer):
     def forward(self) -> None:
         D, heap, p = self.shape.n_embd, self.heap, self.parameters
         heap.moment = FORWARD
-        self.first = [self.wide(EMBEDDED, D, p.embedding[1]), self.small(1, 4)]
+        embedded = self.wide(EMBEDDED, D, p.embedding[1])
+        self.first = [self.small(1, 4)]
         if not self.is_2025:
             # What a token takes of the one before is computed first; its result starts every layer's stream.
-            gate = self.smeared()
-            heap.give_back(self.first[0])
-            self.first = [self.wide(STREAM, D), self.first[1], *gate]
+            self.first += [*self.smeared(), self.wide(STREAM, D)]
         self.mask: list[Block] = []
-        self.layers = [self.layer(i) for i in range(self.shape.n_layer)]
+        self.layers = [self.layer(0)]
+        heap.give_back(embedded)
+        self.layers += [self.layer(i) for i in range(1, self.shape.n_layer)]
         if not self.is_2025:
             heap.give_back(*self.layers[-1].after)
             self.layers[-1].after = [self.wide(STREAM, D)]  # less something of the middle layer's
