@@ -157,15 +157,15 @@ class Tape:
     def _go_back(self, root: Node | Leaf | None, gradient: Tensor) -> None:
         assert isinstance(root, Node)
         root.gradient = gradient
-        del gradient
+        del gradient  # a name here would keep it
         waiting = _uses(root)
         ready: list[tuple[float, Node]] = [(-root.order, root)]
         while ready:
             _, node = heapq.heappop(ready)
-            gradient, node.gradient = node.gradient, None
-            inputs, given = node.inputs, list(node.backward(gradient))
+            of_output, node.gradient = node.gradient, None
+            inputs, given = node.inputs, list(node.backward(of_output))
             node.kept, node.inputs, node.backward = (), (), _done
-            del gradient
+            del of_output
             for number, target in enumerate(inputs):
                 if target is None:
                     continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
+from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape, Shape
 from onecard.errors import UserError
 from onecard.language import _
 from onecard.plan.others.huggingface_step import HuggingFaceGPT2, HuggingFaceLlama, LlamaShape
@@ -20,7 +20,7 @@ from onecard.plan.others.nanochat_eager import EagerNanochat
 from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.others.trainer import Played, TrainerBill, played
 
-AnyShape = GPT2Shape | NanochatShape | Nanochat2026Shape | LlamaShape
+AnyShape = Shape | LlamaShape
 
 
 @dataclass(frozen=True)

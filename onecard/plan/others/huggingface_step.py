@@ -14,6 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from onecard.arch.shapes import GPT2Shape
 from onecard.plan.others.autograd import Shape, Tensor
@@ -99,12 +100,12 @@ class HuggingFaceStep(Eager):
     def drop(self, what: str, x: Tensor) -> Tensor:
         return self.tape.dropout(what, x) if self.dropout else x
 
-    def layers(self, x: Tensor, layer: Callable[[Tensor, int], Tensor]) -> Tensor:
+    def layers(self, x: Tensor, layer: Callable[..., Tensor]) -> Tensor:
         for number in range(self.n_layer):
             if self.checkpointing:
-                x = self.tape.checkpoint(lambda of, number=number: layer(of, number), x)
+                x = self.tape.checkpoint(partial(layer, number=number), x)
             else:
-                x = layer(x, number)
+                x = layer(x, number=number)
         return x
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -136,10 +137,11 @@ class HuggingFaceGPT2(HuggingFaceStep):
         self.shape = shape
 
     def parameters(self) -> dict[str, Shape]:
-        D, found = self.shape.n_embd, {}
-        found["embedding"] = (self.shape.vocab_size, D)
-        found["positions"] = (self.shape.block_size, D)
-        of_layer = {
+        D = self.shape.n_embd
+        found: dict[str, Shape] = {
+            "embedding": (self.shape.vocab_size, D), "positions": (self.shape.block_size, D),
+        }  # fmt: skip
+        of_layer: dict[str, Shape] = {
             "norm": (D,), "norm.bias": (D,), "qkv": (3 * D, D), "qkv.bias": (3 * D,), "out": (D, D),
             "out.bias": (D,), "norm2": (D,), "norm2.bias": (D,), "up": (4 * D, D), "up.bias": (4 * D,),
             "down": (D, 4 * D), "down.bias": (D,),
@@ -222,7 +224,7 @@ class HuggingFaceLlama(HuggingFaceStep):
         x = tape.mark(tape.embedding(EMBEDDED, self.named["embedding"], tokens), EMBEDDING)
         positions = (1, shape.block_size, shape.head_dim)
         rotary = [tape.new(OTHERS, positions, 4) for _ in range(2)]
-        x = self.layers(x, lambda of, number: self.layer(of, number, rotary))
+        x = self.layers(x, partial(self.layer, rotary=rotary))
         return self.norm(NORMED, x, "last"), "embedding" if shape.tied else "head"
 
     def layer(self, x: Tensor, number: int, rotary: list[Tensor]) -> Tensor:

@@ -114,7 +114,7 @@ class CompiledNanochat(NanochatTrainer):
         self.last = [self.small(1, 4), self.wide(NORMED, D)]
         self.head_copy = self.copy(p.head)
         self.multiply("forward")
-        self.logits = self.wide(LOGITS, self.shape.vocab_size)
+        self.logits = self.wide(LOGITS, p.head[0][0])
         self.of_softmax = [self.small(1, 4) for _ in range(2)]
 
     def smeared(self) -> list[Block]:
@@ -184,7 +184,7 @@ class CompiledNanochat(NanochatTrainer):
         normed = self.wide(NORMED, D)
         heap.give_back(*stream)
         copy = self.copy(p.head)
-        logits = self.wide(LOGITS, self.shape.vocab_size)
+        logits = self.wide(LOGITS, p.head[0][0])
         heap.give_back(normed, *copy, *[self.small(1, 4) for _ in range(2)], logits, *batch)
 
     # --- backward

@@ -113,6 +113,8 @@ class EagerNanochat(Eager, NanochatTrainer):
         x = tape.add(STREAM, x, tape.times(PASSING, middle, tape.copy(backout, x.size)))
         x = tape.mark(self.norm(NORMED, x), LAYERS)
         logits = self.linear(LOGITS, x, self.w_head)
+        if shape.vocab_size < logits.shape[-1]:
+            logits = tape.part(logits, (*logits.shape[:-1], shape.vocab_size))
         logits = tape.cast(LOGITS_32, logits, 4)
         logits = tape.scale(LOGITS_32, tape.tanh(CAPPED, tape.scale(LOGITS_32, logits)))
         return tape.cross_entropy(logits, targets)
@@ -153,7 +155,8 @@ class EagerNanochat(Eager, NanochatTrainer):
         if not self.is_2025:
             q, k = (tape.scale(NORMED_QK, x) for x in (q, k))
         mask = tape.window(t, self.size) if 0 < window < t else None
-        mixed = tape.attention(*(tape.cast(NORMED_QK, x, self.size) for x in (q, k, v)), mask)
+        q, k, v = (tape.cast(NORMED_QK, x, self.size) for x in (q, k, v))
+        mixed = tape.attention(q, k, v, mask)
         return self.linear(PASSING, mixed.view(b, t, width), weights[3])
 
     def mlp(self, x: Tensor, weights: list[Tensor]) -> Tensor:

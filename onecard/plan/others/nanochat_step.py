@@ -21,6 +21,7 @@ from onecard.plan.others.trainer import Trainer
 NanochatShapes = NanochatShape | Nanochat2026Shape
 Parameter = tuple[tuple[int, ...], int]  # a shape, and bytes per value
 
+VOCABULARY_GRAIN = 64  # 2026 pads it to a multiple
 ROTARY_BLOCKS = 10  # so many blocks' positions are computed in advance
 
 
@@ -29,8 +30,11 @@ class Parameters:
 
     def __init__(self, shape: NanochatShapes, embedding_size: int) -> None:
         D, L = shape.n_embd, shape.n_layer
-        self.embedding: Parameter = ((shape.vocab_size, D), embedding_size)
-        self.head: Parameter = ((shape.vocab_size, D), 4)
+        V = shape.vocab_size
+        if isinstance(shape, Nanochat2026Shape):
+            V = -(-V // VOCABULARY_GRAIN) * VOCABULARY_GRAIN
+        self.embedding: Parameter = ((V, D), embedding_size)
+        self.head: Parameter = ((V, D), 4)
         self.layer: tuple[Parameter, ...] = (*[((D, D), 4)] * 4, ((4 * D, D), 4), ((D, 4 * D), 4))
         self.valued: frozenset[int] = frozenset()
         self.gate: Parameter = ((1, 1), 4)

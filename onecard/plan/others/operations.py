@@ -33,6 +33,7 @@ class Operations(Tape):
     """What a trainer's forward is written with."""
 
     adds = False  # a micro-batch after the first of its step
+    pads_masks = True  # as CUDA's kernel wants them; a CPU does not
     _multiplied: frozenset[str] = frozenset()
     _cached: list[Tensor] | None = None
 
@@ -144,8 +145,8 @@ class Operations(Tape):
         del near, causal
         filled = self.new(MASK, whole, size)
         del both
-        if tokens % _MASK_GRAIN:
-            return self.new(MASK, (tokens, -(-tokens // 16) * 16), size)
+        if self.pads_masks and tokens % _MASK_GRAIN:
+            return self.new(MASK, (tokens, -(-tokens // _MASK_GRAIN) * _MASK_GRAIN), size)
         return filled
 
     # --- norms and what is done value by value
@@ -211,11 +212,10 @@ class Operations(Tape):
         shapes, sizes, whole = (a.shape, b.shape), (a.size, b.size), out.size
 
         def backward(gradient: Tensor) -> Sequence[Tensor | None]:
-            shape = gradient.shape
-            products = [self.passing(shape, whole) if one else None for one in wanted]
+            products = [self.passing(gradient.shape, whole) if one else None for one in wanted]
             return [
-                self._fitted(product, *of) if product is not None else None
-                for product, *of in zip(products, shapes, sizes, strict=True)
+                self._fitted(product, shape, size) if product is not None else None
+                for product, shape, size in zip(products, shapes, sizes, strict=True)
             ]
 
         kept = [*([b] if wanted[0] else []), *([a] if wanted[1] else [])]

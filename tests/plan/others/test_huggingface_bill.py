@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from measured_trainers import name_of, rows, shape_of, trainer_of
 
 from onecard.arch.shapes import GPT2Shape
 from onecard.plan.others.bills import bill_of_trainer, is_confirmed
 from onecard.plan.others.huggingface_step import HuggingFaceGPT2, HuggingFaceLlama, LlamaShape
-from tests.plan.others.measured_trainers import name_of, rows, shape_of, trainer_of
 
 MEASURED = rows("huggingface")
 
