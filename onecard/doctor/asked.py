@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,10 @@ _NAMES = {
     "max_seq_len": "block_size", "sequence_len": "block_size", "model_dim": "n_embd", "num_heads": "n_head",
     "num_layers": "n_layer",
 }  # fmt: skip
+_CARD = re.compile(
+    r"(?<![\w×.])(?<!\d[x×] )(?<!\dx)(?:(?:RTX|GTX)[ -]?(?:PRO )?[0-9]{4}(?: ?Ti)?(?: (?:Super|SUPER))?(?: Laptop)?"
+    r"|RTX A[0-9]{4}|(?:Tesla )?(?:T4|V100|P100|P40)|A100|H100|H200|A6000|L40S?|L4|A10G?|B200)(?!\w)"
+)
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:\\|/)(?:home|Users|root|mnt/c/Users)[\\/][^\\/\s\"']{1,60}[\\/]")
 
 
@@ -99,12 +104,19 @@ def _complete(values: dict[str, Any], reader: Reader) -> None:
 
 def card_of(reader: Reader, text: str) -> Card | None:
     """The card that is named, with its size where a message prints it: "RTX 4070" of 12 or 16 GB."""
-    said = reader.facts.get("gpu") or reader.prose.facts.get("gpu")
+    said = reader.facts.get("gpu") or _card_in_prose(text) or reader.prose.facts.get("gpu")
     capacity = re.search(r"total capac?i?ty of (\d{1,4}\.\d\d) GiB|(\d{1,4}\.\d\d) GiB total capacity", text)
     size = float(capacity[1] or capacity[2]) if capacity else None
     if said is None:
         return None
     return (match_card(str(said), size) if size else None) or match_rates(str(said))
+
+
+def _card_in_prose(text: str) -> str | None:
+    """The one that most is said of, and not "8×H100", which others have used."""
+    counts = Counter(" ".join(found[0].split()) for found in _CARD.finditer(text[:200_000]))
+    known = [(count, name) for name, count in counts.items() if match_rates(name) is not None]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def _config(values: Mapping[str, Any]) -> RunConfig | None:

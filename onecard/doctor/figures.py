@@ -18,9 +18,9 @@ _MANY = (
 )
 # In this order: what is longer comes first.
 _UNITS = (
-    ("tokens/s", rf"\s?{_MANY}\s?(?:de |of )?(?:tok(?:ens?)?)\s?(?:/|per|por|pro)\s?s\w{{0,8}}"),
+    ("tokens/s", rf"\s?{_MANY}\s?(?:de |of )?(?:[Tt]ok(?:ens?)?)\s?(?:/|per|por|pro)\s?s\w{{0,8}}"),
     ("parameters", rf"\s?{_MANY}[ -]?(?:de |of )?(?:par[a\u00e1]m\w*|Param\w*|params?\b)"),
-    ("tokens", rf"\s?{_MANY}\s?(?:de |of )?(?:raw |training )?(?:tok(?:ens?)?)\b"),
+    ("tokens", rf"\s?{_MANY}\s?(?:de |of )?(?:raw |training )?(?:[Tt]ok(?:ens?)?)\b"),
     ("GB", r"\s?(?P<size>GiB|GB|MiB|MB|Gio|Go|gigabytes?)\b"),
     ("tflops", r"\s?(?:TFLOPS?|TFLOP/s|teraflops?)\b"),
     ("kwh", r"\s?kWh\b"),
@@ -50,9 +50,12 @@ _PATTERNS = tuple(
     )
     for unit, pattern in _UNITS
 )  # fmt: skip
+_RATE = r"(?P<rate>\s?(?:/|per|por|pro)\s?kWh)?"
 _PRICES = re.compile(
-    rf"{_MONEY}(?P<low>{_N})(?:{_TO}(?:NT\$|US\$|\$|\u20ac|\u00a3)?\s?(?P<high>{_N}))?(?P<rate>\s?/\s?kWh)?"
+    rf"{_MONEY}(?P<low>{_N})(?:{_TO}(?:NT\$|US\$|\$|\u20ac|\u00a3)?\s?(?P<high>{_N}))?{_RATE}"
 )
+_EUROS = re.compile(rf"(?<![\w.,/])(?P<low>{_N})(?:{_TO}(?P<high>{_N}))?\s?(?P<money>\u20ac|EUR\b|[Ee]uros?\b){_RATE}")
+_HAS_MONEY = re.compile(r"[$\u20ac\u00a3]|EUR\b|[Ee]uros?\b")
 _TIMES = {
     "ms": 1e-3, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0, "weeks": 7 * 86400.0,
     "months": 30.4 * 86400.0, "years": 365.25 * 86400.0,
@@ -107,7 +110,8 @@ def figures_in(text: str) -> list[Figure]:
 def _of_line(line: str, number: int) -> list[Figure]:
     taken: list[tuple[int, int]] = []
     found: list[Figure] = []
-    patterns = [("money", _PRICES), *_PATTERNS] if any(sign in line for sign in "$€£") else _PATTERNS
+    money = _HAS_MONEY.search(line) is not None
+    patterns = [("money", _PRICES), ("money", _EUROS), *_PATTERNS] if money else _PATTERNS
     for unit, pattern in patterns:
         for match in pattern.finditer(line):
             if any(a < match.end() and match.start() < b for a, b in taken):
@@ -132,6 +136,7 @@ def _figure(unit: str, match: re.Match[str], line: str, number: int) -> Figure |
         if parts.get("k2") and not parts.get("k"):
             low *= 1e3 if low * 1e3 <= high and low < 1e3 else 1
     said = parts.get("size") or parts.get("money") or unit
+    said = "\u20ac" if said[:3].lower() == "eur" else said
     if unit in _TIMES:
         factor, unit = _TIMES[unit], "time"
     elif unit == "GB":

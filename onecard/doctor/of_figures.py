@@ -226,7 +226,7 @@ def _quantised(line: str, subject: Subject) -> Judged | None:
         "step of "
         "an optimizer; {days} days is the floor at {peak} TFLOPS"
     ).format(days=days(subject.floor() or 0), peak=number((subject.peak or 0) / 1e12, ".1f"))
-    return Judged(bits[0], WRONG, text, 4.5, key="speed")
+    return Judged(bits[0], WRONG, text, 4.5, key="quantised")
 
 
 def _still_fits(line: str, subject: Subject) -> Judged | None:

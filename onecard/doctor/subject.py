@@ -27,6 +27,7 @@ _MANY_CARDS = re.compile(
     r"(?<![\w.])(\d{1,4})\s?(?:[x\u00d7]|-?GPU)\s?(?:NVIDIA )?((?:RTX |GTX )?[A-Z]{0,2}\d{2,4}(?: ?Ti"
     r"| ?Super)?)\b"
 )
+_STEPS = re.compile(r"\bmax_(?:iters|steps)\W{1,5}(\d{1,3}(?:[.,]\d{3})+|\d{2,8})\b")
 _LAPTOP = re.compile(r"laptop|notebook|port[a\u00e1]til|mobile", re.IGNORECASE)
 GENERATIONS = (2025, 2026)
 
@@ -72,7 +73,10 @@ class Subject:
 
     @property
     def steps(self) -> int | None:
-        return self.eta.last_step if self.eta is not None else None
+        if self.eta is not None and self.eta.last_step:
+            return self.eta.last_step
+        said = _STEPS.search(self.text[:200_000])
+        return int(re.sub(r"[.,]", "", said[1])) if said else None
 
     @property
     def floor_of_step(self) -> float | None:
