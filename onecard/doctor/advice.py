@@ -15,7 +15,6 @@ from onecard.doctor.diagnosis import OK, UNKNOWN, WRONG, Diagnosis, Evidence, Ju
 from onecard.doctor.figures import Figure, figures_in
 from onecard.doctor.of_config import ConfigJudged, judge_config
 from onecard.doctor.of_figures import judge, judge_lines
-from onecard.doctor.out_of_memory import first
 from onecard.doctor.subject import Subject, subject_of
 from onecard.errors import UserError
 from onecard.language import _, ngettext, number
@@ -31,9 +30,9 @@ _COUNTED = ("memory", "%", "time", "tokens/s", "tflops", "kwh", "money")
 
 def judged_advice(found: Asked, target: Target | None) -> Diagnosis | None:
     """None where there is nothing in it that can be computed."""
-    figures = figures_in(found.text)
+    figures = figures_in(found.prose)
     subject = subject_of(found, target, figures)
-    short = first(found.text) is not None
+    short = found.message is not None
     config = judge_config(found.advised, found.config, subject.target, for_memory=short)
     claims, left = _figures(figures, subject, config)
     claims += _phrases(subject, config)

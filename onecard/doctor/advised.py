@@ -73,7 +73,7 @@ _MINE = re.compile(
     r"|aktuelle?)\b.{0,24}\b(?:config\w*|settings|configuraci\S{1,2}n|Einstellungen)",
     re.IGNORECASE,
 )
-_MOST_LINES = 4000
+_MOST_LINES = 1200
 
 
 @dataclass(frozen=True)

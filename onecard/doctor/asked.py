@@ -6,18 +6,21 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from onecard.config.knobs import knobs, load_config
 from onecard.config.run import RunConfig
 from onecard.doctor.advised import NOTHING_ADVISED, Advised, advised_in
 from onecard.doctor.frames import Buffer, Frame, buffers_of, frames_of
+from onecard.doctor.out_of_memory import OutOfMemory, first
 from onecard.doctor.paste import Pasted, pasted
 from onecard.errors import UserError
 from onecard.hardware.cards import Card, match_card, match_rates
 from onecard.report.reading.reader import Reader
 from onecard.report.reading.text import blocks
 
+PROSE = 60_000  # characters
 MOST = 64_000_000  # bytes of a paste that are read
 # Facts that name a model; with none of them a config is a guess.
 _OF_MODEL = ("n_embd", "n_layer", "depth", "num_layers")
@@ -46,14 +49,27 @@ class Asked:
     is_whole: bool = True  # False: the config is completed from the trainer's defaults
     advised: Advised = NOTHING_ADVISED
 
+    @cached_property
+    def message(self) -> OutOfMemory | None:
+        """Of memory that ran out."""
+        return first(self.text)
+
+    @cached_property
+    def prose(self) -> str:
+        """Of a long text its beginning and its end: what is between is a log, and no sentence."""
+        return (
+            self.text if len(self.text) <= 3 * PROSE else self.text[: 2 * PROSE] + "\n" + self.text[-PROSE:]
+        )
+
 
 def asked(content: bytes, config: RunConfig | None = None, card: Card | None = None) -> Asked:
     """`config` and `card` are the person's own words, and come before the paste's."""
     reader = Reader()
-    parts = []
-    for text in blocks(content[:MOST]):
-        parts.append(text)
-        reader.read(text)
+    parts = list(blocks(content[:MOST]))
+    for at, part in enumerate(parts):
+        # Of a log every row is read, and of anything else its beginning and its end.
+        if at < 1 or reader.has_rows or at == len(parts) - 1:
+            reader.read(part)
     reader.finish()
     text = "".join(parts)
     frames, buffers = frames_of(text), buffers_of(text)

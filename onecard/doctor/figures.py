@@ -54,7 +54,9 @@ _RATE = r"(?P<rate>\s?(?:/|per|por|pro)\s?kWh)?"
 _PRICES = re.compile(
     rf"{_MONEY}(?P<low>{_N})(?:{_TO}(?:NT\$|US\$|\$|\u20ac|\u00a3)?\s?(?P<high>{_N}))?{_RATE}"
 )
-_EUROS = re.compile(rf"(?<![\w.,/])(?P<low>{_N})(?:{_TO}(?P<high>{_N}))?\s?(?P<money>\u20ac|EUR\b|[Ee]uros?\b){_RATE}")
+_EUROS = re.compile(
+    rf"(?<![\w.,/])(?P<low>{_N})(?:{_TO}(?P<high>{_N}))?\s?(?P<money>\u20ac|EUR\b|[Ee]uros?\b){_RATE}"
+)
 _HAS_MONEY = re.compile(r"[$\u20ac\u00a3]|EUR\b|[Ee]uros?\b")
 _TIMES = {
     "ms": 1e-3, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0, "weeks": 7 * 86400.0,
@@ -74,7 +76,7 @@ _ROW = re.compile(
     r"\b(?:iter|step)\w*[ :=]{0,2}\d+.{0,14}\bloss\b|\bTried to allocate\b|\ballocated by PyTorch\b"
     r"|^\s*File \"|^W\d{4} "
 )
-MOST_LINES, _LONGEST = 2000, 2000
+MOST_LINES, _LONGEST = 500, 2000
 
 
 @dataclass(frozen=True)

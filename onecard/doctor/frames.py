@@ -18,6 +18,7 @@ from onecard.doctor.tensor import (
     UPDATE,
 )
 
+MOST = 2000  # frames and buffers: more repeat each other
 _ITEMS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "int32": 4, "uint8": 1, "int8": 1,
           "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip
 _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,7}), in ([^\s\n]{1,120})[ \t]*\n?([^\n]{0,300})')
@@ -60,16 +61,29 @@ class Buffer:
 
 def frames_of(text: str) -> list[Frame]:
     """Outermost first, as Python prints them."""
-    return [Frame(f[1], int(f[2]), f[3], f[4].strip()) for f in _FRAME.finditer(text)]
+    found = []
+    for at in _places(text, 'File "'):
+        if match := _FRAME.match(text, at):
+            found.append(Frame(match[1], int(match[2]), match[3], match[4].strip()))
+    return found
 
 
 def buffers_of(text: str) -> list[Buffer]:
     found = []
-    for match in _BUFFER.finditer(text):
-        shape = _numbers(match[2])
-        if shape and 0 not in shape:
+    for at in _places(text, "empty_strided"):
+        match = _BUFFER.search(text, max(0, at - 60), at + 600)
+        shape = _numbers(match[2]) if match else ()
+        if match and shape and 0 not in shape:
             found.append(Buffer(match[1], shape, _ITEMS.get(match[4] or ""), _numbers(match[3] or "")))
     return found
+
+
+def _places(text: str, word: str) -> list[int]:
+    places, at = [], text.find(word)
+    while at >= 0 and len(places) < MOST:
+        places.append(at)
+        at = text.find(word, at + 1)
+    return places
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -98,6 +112,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (FORWARD, r"in forward|model\(|_call_impl|forward\("),
     )
 )  # fmt: skip
+_PROSE = 200_000  # characters in which the writer's own words are looked for
 # A forward pass whose code is Inductor's, and a step of an optimizer, are told from each other by these.
 _PHRASES = (
     (BACKWARD, re.compile(r"first backward|backward pass|pase (?:hacia atrás|backward)|Rückwärts"
@@ -113,4 +128,4 @@ def moment_of(frames: list[Frame], text: str = "") -> str | None:
         for frame in frames:
             if words.search(f"{frame.name} in {frame.function} {frame.code}"):
                 return moment
-    return next((moment for moment, words in _PHRASES if words.search(text)), None)
+    return next((moment for moment, words in _PHRASES if words.search(text[:_PROSE])), None)

@@ -74,7 +74,7 @@ def alarm_of(found: Asked) -> Diagnosis | None:
 def judged_log(found: Asked, target: Target | None) -> Diagnosis | None:
     """What the writer says of it, and how long its steps take."""
     facts = _facts(found)
-    text = found.text[:400_000]
+    text = found.prose
     if said := _NAN.search(text):
         what = _("The loss is not a number: from there on nothing is learned.")
         return _unstable(NAN, what, found, facts, _line(text, said.start()))
@@ -115,7 +115,7 @@ def _unstable(key: str, what: str, found: Asked, facts: RunFacts | None, line: s
 
 
 def _clues(key: str, found: Asked, facts: RunFacts | None) -> Iterator[Clue]:
-    text, values = found.text[:400_000], found.pasted.values
+    text, values = found.prose, found.pasted.values
     dtype = values.get("dtype") or (facts.dtype if facts is not None else None)
     half = dtype == "float16" or (dtype is None and _HALF.search(text) is not None)
     full_too = _ALSO_FULL.search(text) is not None

@@ -76,7 +76,7 @@ class Clue:
 
 def slow_of(found: Asked, facts: RunFacts | None, target: Target | None) -> Diagnosis | None:
     """None where neither a figure nor the writer says that it is slow."""
-    text = found.text[:400_000]
+    text = found.prose
     eta, expected = _pace(facts)
     times = _times(eta, expected)
     said = _SLOW.search(text)
@@ -144,7 +144,7 @@ def _evaluations(facts: RunFacts | None, eta: Eta | None) -> float | None:
 def _clues(
     found: Asked, facts: RunFacts | None, target: Target | None, times: float | None, share: float | None
 ) -> Iterator[Clue]:
-    text = found.text[:400_000]
+    text = found.prose
     if _CPU.search(text) or (facts is not None and is_of_cpu(facts.log)):
         yield Clue(
             "cpu", _("it trains on the CPU, not on a card"),

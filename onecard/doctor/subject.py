@@ -114,9 +114,9 @@ class Subject:
 
 def subject_of(found: Asked, target: Target | None, figures: list[Figure]) -> Subject:
     eta = _eta(found)
-    depth = depth_in(found.text) if found.config is None or found.config.depth is not None else None
+    depth = depth_in(found.prose) if found.config is None or found.config.depth is not None else None
     config, shape = found.config, None
-    if depth is not None and "nanochat" in found.text[:200_000].lower():
+    if depth is not None and "nanochat" in found.prose.lower():
         config = of_depth(depth, _parameters_on(depth, figures)) or config
     elif eta is not None and eta.facts.shape is not None:
         shape = eta.facts.shape
@@ -131,7 +131,7 @@ def subject_of(found: Asked, target: Target | None, figures: list[Figure]) -> Su
     of_depth_ = depth is not None and config is not None and config.depth is not None
     widths = tuple(int(c.value) for c in found.advised.lines if c.name == "n_embd")
     tokens = tokens if of_depth_ else None
-    return Subject(found.text, config, found.card, target, shape, tokens, eta, widths)
+    return Subject(found.prose, config, found.card, target, shape, tokens, eta, widths)
 
 
 def _eta(found: Asked) -> Eta | None:

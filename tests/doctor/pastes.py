@@ -168,6 +168,7 @@ def misread(text: str, encoding: str) -> bytes:
         return content
     if encoding == "cp1252":  # which has no character for five bytes: programs keep the byte
         return "".join(
-            bytes([b]).decode("cp1252") if b not in (0x81, 0x8D, 0x8F, 0x90, 0x9D) else chr(b) for b in content
+            bytes([b]).decode("cp1252") if b not in (0x81, 0x8D, 0x8F, 0x90, 0x9D) else chr(b)
+            for b in content
         ).encode()
     return codecs.decode(content, encoding).encode()

@@ -232,7 +232,9 @@ def test_figures_are_read_with_their_units(text: str, unit: str, low: float, hig
 
 
 def test_a_config_given_wins_over_what_the_answer_says_it_was() -> None:
-    config = load_config(RunConfig, ["--batch_size=4", "--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256"])
+    config = load_config(
+        RunConfig, ["--batch_size=4", "--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256"]
+    )
     found = asked(MEMORY["en"].encode(), config)
     assert found.config is config
     assert found.advised.was["batch_size"] == 4

@@ -58,7 +58,9 @@ CONFIGS = st.fixed_dictionaries({
 
 @settings(max_examples=15, deadline=None)
 @given(values=CONFIGS, card=st.sampled_from(CARDS))
-def test_a_cure_is_never_refused_and_there_is_one_wherever_there_can_be(values: dict[str, Any], card: str) -> None:
+def test_a_cure_is_never_refused_and_there_is_one_wherever_there_can_be(
+    values: dict[str, Any], card: str
+) -> None:
     config = config_of(**values)
     found = diagnose(asked(message(), config, find_card(card)), Limits())
     target = find_target(config, card, None, Figures())
