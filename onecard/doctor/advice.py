@@ -45,10 +45,16 @@ def judged_advice(found: Asked, target: Target | None) -> Diagnosis | None:
     left += [claim.words for claim in claims if claim.verdict == UNKNOWN]
     cures = _cures(subject, config)
     return Diagnosis(
-        "advice", what, tuple(_evidence(subject, config)), tuple(cures),
-        unknown=tuple(_left_alone(left)), next=_next(subject), paste=_("the first ten lines of the log"),
-        claims=tuple(sorted(claims, key=_order)), stages=config.stages,
-    )  # fmt: skip
+        "advice",
+        what,
+        tuple(_evidence(subject, config)),
+        tuple(cures),
+        unknown=tuple(_left_alone(left)),
+        next=_next(subject),
+        paste=_("the first ten lines of the log"),
+        claims=tuple(sorted(claims, key=_order)),
+        stages=config.stages,
+    )
 
 
 def _order(claim: Judged) -> tuple[int, float]:
@@ -134,9 +140,10 @@ def _what(claims: list[Judged], config: ConfigJudged) -> str:
     wrong = sum(claim.verdict == WRONG for claim in every)
     right = sum(claim.verdict == OK for claim in every)
     text = ngettext(
-        "Of this answer {n} line or figure was computed", "Of this answer {n} lines and figures were computed",
+        "Of this answer {n} line or figure was computed",
+        "Of this answer {n} lines and figures were computed",
         wrong + right,
-    ).format(n=wrong + right)  # fmt: skip
+    ).format(n=wrong + right)
     return text + ": " + _("{wrong} wrong, {right} right.").format(wrong=wrong, right=right)
 
 
@@ -156,10 +163,14 @@ def _evidence(subject: Subject, config: ConfigJudged) -> list[Evidence]:
         found.append(Evidence(config.back))
     if subject.tokens and subject.flops_per_token and subject.peak and subject.card is not None:
         flops = subject.tokens * subject.flops_per_token
-        text = _("{flops} FLOPs for {tokens} tokens: {days} days at the {card}'s peak of {peak} TFLOPS").format(
-            flops=f"{flops:.2e}", tokens=f"{subject.tokens / 1e9:g}B", days=f"{flops / subject.peak / 86400:.0f}",
-            card=subject.card.name, peak=number(subject.peak / 1e12, ".1f"),
-        )  # fmt: skip
+        text = _("{flops} FLOPs for {tokens} tokens: {days} days at the {card}'s peak of {peak} TFLOPS")
+        text = text.format(
+            flops=f"{flops:.2e}",
+            tokens=f"{subject.tokens / 1e9:g}B",
+            days=f"{flops / subject.peak / 86400:.0f}",
+            card=subject.card.name,
+            peak=number(subject.peak / 1e12, ".1f"),
+        )
         found.append(Evidence(text))
     elif subject.eta is not None and subject.floor():
         from onecard.plan.amounts import duration
@@ -176,8 +187,11 @@ def _left_alone(left: list[str]) -> list[str]:
     left = list(dict.fromkeys(left))
     if not left:
         return []
-    text = ngettext("{n} figure is left alone: it cannot be computed from what is said ({words})",
-                    "{n} figures are left alone: they cannot be computed from what is said ({words})", len(left))  # fmt: skip
+    text = ngettext(
+        "{n} figure is left alone: it cannot be computed from what is said ({words})",
+        "{n} figures are left alone: they cannot be computed from what is said ({words})",
+        len(left),
+    )
     words = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
     return [text.format(n=len(left), words=words)]
 

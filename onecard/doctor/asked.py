@@ -26,12 +26,18 @@ MOST = 64_000_000  # bytes of a paste that are read
 _OF_MODEL = ("n_embd", "n_layer", "depth", "num_layers")
 # Others' names for knobs.
 _NAMES = {
-    "device_batch_size": "batch_size", "per_device_train_batch_size": "batch_size", "micro_batch_size": "batch_size",
-    "max_seq_len": "block_size", "sequence_len": "block_size", "model_dim": "n_embd", "num_heads": "n_head",
+    "device_batch_size": "batch_size",
+    "per_device_train_batch_size": "batch_size",
+    "micro_batch_size": "batch_size",
+    "max_seq_len": "block_size",
+    "sequence_len": "block_size",
+    "model_dim": "n_embd",
+    "num_heads": "n_head",
     "num_layers": "n_layer",
-}  # fmt: skip
+}
 _CARD = re.compile(
-    r"(?<![\w×.])(?<!\d[x×] )(?<!\dx)(?:(?:RTX|GTX)[ -]?(?:PRO )?[0-9]{4}(?: ?Ti)?(?: (?:Super|SUPER))?(?: Laptop)?"
+    r"(?<![\w×.])(?<!\d[x×] )(?<!\dx)(?:(?:RTX|GTX)[ -]?(?:PRO )?[0-9]{4}(?: ?Ti)?"
+    r"(?: (?:Super|SUPER))?(?: Laptop)?"
     r"|RTX A[0-9]{4}|(?:Tesla )?(?:T4|V100|P100|P40)|A100|H100|H200|A6000|L40S?|L4|A10G?|B200)(?!\w)"
 )
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:\\|/)(?:home|Users|root|mnt/c/Users)[\\/][^\\/\s\"']{1,60}[\\/]")
@@ -74,10 +80,14 @@ def asked(content: bytes, config: RunConfig | None = None, card: Card | None = N
     text = "".join(parts)
     frames, buffers = frames_of(text), buffers_of(text)
     known = {n: v for n, v in reader.prose.settings.items() if n in _OF_MODEL}
+    if config is not None:
+        known = {name: value for name, value in config.values().items() if value is not None}
     advice = advised_in(
-        text, buffers, known if config is None else dict(config.values()),
+        text,
+        buffers,
+        known,
         is_own=bool(frames) or reader.has_rows or "Traceback" in text,
-    )  # fmt: skip
+    )
     values = values_of(reader)
     # Of an advice the reader knows the values that it ends with; it is about those that were.
     values |= advice.was if advice.stages else {}

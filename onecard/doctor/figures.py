@@ -43,13 +43,12 @@ _PATTERNS = tuple(
     (
         unit,
         re.compile(
-            rf"(?<![\w.,/]){_SIGN}(?P<low>{_N})(?P<k>k)?(?:{_TO}~?(?P<high>{_N})(?P<k2>k)?)?{pattern}", re.IGNORECASE
-            if unit not in ("M", "GB", "watts", "seconds", "parameters", "tokens")
-            else 0,
+            rf"(?<![\w.,/]){_SIGN}(?P<low>{_N})(?P<k>k)?(?:{_TO}~?(?P<high>{_N})(?P<k2>k)?)?{pattern}",
+            re.IGNORECASE if unit not in ("M", "GB", "watts", "seconds", "parameters", "tokens") else 0,
         ),
     )
     for unit, pattern in _UNITS
-)  # fmt: skip
+)
 _RATE = r"(?P<rate>\s?(?:/|per|por|pro)\s?kWh)?"
 _PRICES = re.compile(
     rf"{_MONEY}(?P<low>{_N})(?:{_TO}(?:NT\$|US\$|\$|\u20ac|\u00a3)?\s?(?P<high>{_N}))?{_RATE}"
@@ -59,14 +58,32 @@ _EUROS = re.compile(
 )
 _HAS_MONEY = re.compile(r"[$\u20ac\u00a3]|EUR\b|[Ee]uros?\b")
 _TIMES = {
-    "ms": 1e-3, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0, "weeks": 7 * 86400.0,
-    "months": 30.4 * 86400.0, "years": 365.25 * 86400.0,
-}  # fmt: skip
+    "ms": 1e-3,
+    "seconds": 1.0,
+    "minutes": 60.0,
+    "hours": 3600.0,
+    "days": 86400.0,
+    "weeks": 7 * 86400.0,
+    "months": 30.4 * 86400.0,
+    "years": 365.25 * 86400.0,
+}
 _FACTORS = {
-    "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "mio": 1e6, "mrd": 1e9, "mil millones": 1e9, "millones": 1e6,
-    "million": 1e6, "millions": 1e6, "billion": 1e9, "billions": 1e9, "bn": 1e9, "millionen": 1e6,
+    "k": 1e3,
+    "m": 1e6,
+    "b": 1e9,
+    "t": 1e12,
+    "mio": 1e6,
+    "mrd": 1e9,
+    "mil millones": 1e9,
+    "millones": 1e6,
+    "million": 1e6,
+    "millions": 1e6,
+    "billion": 1e9,
+    "billions": 1e9,
+    "bn": 1e9,
+    "millionen": 1e6,
     "milliarden": 1e9,
-}  # fmt: skip
+}
 # Of these people write thousands with a sign between.
 _COUNTED = frozenset(
     ("M", "tokens", "parameters", "tokens/s", "hours", "steps", "money", "watts", "ms", "minutes", "kwh")

@@ -19,8 +19,19 @@ from onecard.doctor.tensor import (
 )
 
 MOST = 2000  # frames and buffers: more repeat each other
-_ITEMS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "int64": 8, "int32": 4, "uint8": 1, "int8": 1,
-          "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip
+_ITEMS = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int64": 8,
+    "int32": 4,
+    "uint8": 1,
+    "int8": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 _FRAME = re.compile(r'File "([^"\n]{1,400})", line (\d{1,7}), in ([^\s\n]{1,120})[ \t]*\n?([^\n]{0,300})')
 # Of Inductor's own code, with or without strides and dtype; a paste may end amid it.
 _BUFFER = re.compile(
@@ -79,7 +90,8 @@ def buffers_of(text: str) -> list[Buffer]:
 
 
 def _places(text: str, word: str) -> list[int]:
-    places, at = [], text.find(word)
+    places: list[int] = []
+    at = text.find(word)
     while at >= 0 and len(places) < MOST:
         places.append(at)
         at = text.find(word, at + 1)
@@ -95,31 +107,55 @@ def _numbers(text: str) -> tuple[int, ...]:
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (moment, re.compile(words, re.IGNORECASE))
     for moment, words in (
-        (RESUMING, r"load_state_dict|load_checkpoint|torch\.load|\bin load\b|_resume|load_optimizer"
-                   r"|from_pretrained"),
+        (
+            RESUMING,
+            r"load_state_dict|load_checkpoint|torch\.load|\bin load\b|_resume|load_optimizer"
+            r"|from_pretrained",
+        ),
         (SAMPLING, r"\bgenerate\b|sample\.py|\bsample\(|engine\.generate|generate_batch"),
-        (EVALUATION, r"estimate_loss|evaluate_bpb|\bevaluate\b|evaluation_loop|prediction_step"
-                     r"|compute_loss_eval|run_eval|validate"),
-        (UPDATE, r"optimizer\.step|\bopt\.step|adamw?\.py|_single_tensor_adam|_multi_tensor_adam"
-                 r"|_fused_adam|muon|"
-                 r"zeropower|polar_express|clip_grad_norm|scaler\.(?:step|unscale_)|optimizer_step"),
-        (BACKWARD, r"\.backward\(|_engine_run_backward|run_backward|in backward|compiled_backward"
-                   r"|_backward_impl|checkpoint_backward"),
+        (
+            EVALUATION,
+            r"estimate_loss|evaluate_bpb|\bevaluate\b|evaluation_loop|prediction_step"
+            r"|compute_loss_eval|run_eval|validate",
+        ),
+        (
+            UPDATE,
+            r"optimizer\.step|\bopt\.step|adamw?\.py|_single_tensor_adam|_multi_tensor_adam"
+            r"|_fused_adam|muon|"
+            r"zeropower|polar_express|clip_grad_norm|scaler\.(?:step|unscale_)|optimizer_step",
+        ),
+        (
+            BACKWARD,
+            r"\.backward\(|_engine_run_backward|run_backward|in backward|compiled_backward"
+            r"|_backward_impl|checkpoint_backward",
+        ),
         (LOSS, r"cross_entropy|log_softmax|nll_loss|liger|lm_head|logits"),
-        (COMPILING, r"autotune|benchmark_all_choices|do_bench|_inductor/(?:select_algorithm"
-                    r"|runtime/triton_heuristics)"),
+        (
+            COMPILING,
+            r"autotune|benchmark_all_choices|do_bench|_inductor/(?:select_algorithm"
+            r"|runtime/triton_heuristics)",
+        ),
         (LOADING, r"\.to\(device|model\.to\(|\.cuda\(\)|in _apply|init_empty|\bto_empty|\.to\(['\"]cuda"),
         (FORWARD, r"in forward|model\(|_call_impl|forward\("),
     )
-)  # fmt: skip
+)
 _PROSE = 200_000  # characters in which the writer's own words are looked for
 # A forward pass whose code is Inductor's, and a step of an optimizer, are told from each other by these.
 _PHRASES = (
-    (BACKWARD, re.compile(r"first backward|backward pass|pase (?:hacia atrás|backward)|Rückwärts"
-                          r"|Backward[- ]Pass", re.IGNORECASE)),
-    (EVALUATION, re.compile(r"during eval|at eval|validation step|evaluación|Auswertung|Evaluierung", re.IGNORECASE)),
+    (
+        BACKWARD,
+        re.compile(
+            r"first backward|backward pass|pase (?:hacia atrás|backward)|Rückwärts"
+            r"|Backward[- ]Pass",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        EVALUATION,
+        re.compile(r"during eval|at eval|validation step|evaluación|Auswertung|Evaluierung", re.IGNORECASE),
+    ),
     (RESUMING, re.compile(r"resum(?:e|ing)|al reanudar|beim Fortsetzen|init_from=.?resume", re.IGNORECASE)),
-)  # fmt: skip
+)
 
 
 def moment_of(frames: list[Frame], text: str = "") -> str | None:

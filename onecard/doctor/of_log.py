@@ -47,6 +47,10 @@ _ALSO_FULL = re.compile(
     r"|fp32|full precision).{0,40}(?:also|same|too|tambi\S{1,2}n|auch|igual)",
     re.IGNORECASE,
 )
+_SAME_PLACE = re.compile(
+    r"(?:same|always|every (?:time|epoch)|siempre|immer).{0,50}(?:step|iter|batch|paso|schritt)",
+    re.IGNORECASE,
+)
 _RATE = re.compile(r"(?:learning[_ ]rate|\blr)\W{1,4}(\d(?:\.\d{1,4})?e-\d{1,2}|0?\.\d{1,7})", re.IGNORECASE)
 # AdamW's rates of GPT-2's sizes are 6e-4 (124M) and less; three times that is above what is stable there.
 USUAL_RATE, HIGH_RATE = 6e-4, 2e-3
@@ -145,7 +149,7 @@ def _clues(key: str, found: Asked, facts: RunFacts | None) -> Iterator[Clue]:
             "grad_clip = 1.0",
             3.0,
         )
-    if re.search(r"(?:same|always|every (?:time|epoch)|siempre|immer).{0,50}(?:step|iter|batch|paso|schritt)", text, re.IGNORECASE):  # fmt: skip
+    if _SAME_PLACE.search(text):
         yield Clue(
             "data", _("it comes at the same place each time: a piece of the data is the likely cause"),
             _("another seed: if the place moves, it is the data; onecard prepare NAME --check"), 2.5,

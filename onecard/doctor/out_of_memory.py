@@ -10,8 +10,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-UNITS = {"bytes": 1, "byte": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-         "kb": 10**3, "mb": 10**6, "gb": 10**9}  # fmt: skip
+UNITS = {
+    "bytes": 1,
+    "byte": 1,
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
 # On WSL and old Windows drivers the process's memory is not known: PyTorch prints 2^64 bytes.
 ABSURD = 2**50
 _WINDOW = 3000
@@ -87,13 +97,34 @@ _AMOUNT = re.compile(_NUMBER, re.IGNORECASE)
 
 # Where a message may begin: plain words in small letters, each found in one pass over the text.
 _ANCHORS = (
-    "out of memory", "outofmemoryerror", "cuda_error_out_of_memory", "cudaerrormemoryallocation",
-    "cublas_status_alloc_failed", "cudnn_status_alloc_failed", "cudnn_status_internal_error_host_allocation_failed",
-    "out of resource", "outofresources", "tried to allocate", "sin memoria", "falta de memoria",
-    "memoria insuficiente", "memoria agotada", "agotó la memoria", "speicher", "can't allocate memory",
-    "cannot allocate memory", "defaultcpuallocator", "memoryerror", "oom-kill", "killed", "no space left on device",
-    "unable to open shared memory", "unable to write to", "unable to allocate shared memory", "bus error",
-)  # fmt: skip
+    "out of memory",
+    "outofmemoryerror",
+    "cuda_error_out_of_memory",
+    "cudaerrormemoryallocation",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "cudnn_status_internal_error_host_allocation_failed",
+    "out of resource",
+    "outofresources",
+    "tried to allocate",
+    "sin memoria",
+    "falta de memoria",
+    "memoria insuficiente",
+    "memoria agotada",
+    "agotó la memoria",
+    "speicher",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "defaultcpuallocator",
+    "memoryerror",
+    "oom-kill",
+    "killed",
+    "no space left on device",
+    "unable to open shared memory",
+    "unable to write to",
+    "unable to allocate shared memory",
+    "bus error",
+)
 # Of words that mean other things too: what must stand there, from some characters before on.
 _MEANT = {
     "speicher": re.compile(
@@ -121,28 +152,52 @@ _OLD = (
     ("reserved", "", r"\s*(?:reserved|cached)"),
 )
 _SAID = (
-    ("tried", r"(?:allocate|asignar|reservar|zuzuweisen|allokieren|anzufordern|Versucht\w*"
-              r"|Intent\w+)\W{0,4}(?:\w{1,12}\s){0,2}$", ""),
-    ("in_graphs", "", r"\s*(?:allocated|asignados?|zugewiesen)?\s*(?:are )?(?:in|en) (?:private|privad"
-                      r"|privaten)"),
-    ("capacity", r"(?:capaci?ty|capacidad|Kapazit\w+|Gesamt\w*)(?:\s\w{1,12}){0,2}\W{0,3}$", r"\s*(?:total"
-                                                                                             r"|capacidad total"
-                                                                                             r"|de capacidad)"),
-    ("unallocated", "", r"\s*(?:is |are |sind |ist |están? )?(?:reserved|reservad\w*"
-                        r"|reserviert)[^.;,]{0,30}(?:unallocated|not allocated|sin asignar|no asignad"
-                        r"|nicht zugewiesen|nicht belegt|aber nicht)"),
-    ("allocated", r"(?:allocated memory|memoria asignada|zugewiesenen? Speichers?)\W{0,4}$", r"\s*(?:is |are |está\w* "
-                                                                                             r"|sind |ist "
-                                                                                             r"|ya )?(?:already "
-                                                                                             r"|bereits )?(?:allocated"
-                                                                                             r"|asignad\w*"
-                                                                                             r"|zugewiesen|belegt)"),
+    (
+        "tried",
+        r"(?:allocate|asignar|reservar|zuzuweisen|allokieren|anzufordern|Versucht\w*"
+        r"|Intent\w+)\W{0,4}(?:\w{1,12}\s){0,2}$",
+        "",
+    ),
+    (
+        "in_graphs",
+        "",
+        r"\s*(?:allocated|asignados?|zugewiesen)?\s*(?:are )?(?:in|en) (?:private|privad"
+        r"|privaten)",
+    ),
+    (
+        "capacity",
+        r"(?:capaci?ty|capacidad|Kapazit\w+|Gesamt\w*)(?:\s\w{1,12}){0,2}\W{0,3}$",
+        r"\s*(?:total"
+        r"|capacidad total"
+        r"|de capacidad)",
+    ),
+    (
+        "unallocated",
+        "",
+        r"\s*(?:is |are |sind |ist |están? )?(?:reserved|reservad\w*"
+        r"|reserviert)[^.;,]{0,30}(?:unallocated|not allocated|sin asignar|no asignad"
+        r"|nicht zugewiesen|nicht belegt|aber nicht)",
+    ),
+    (
+        "allocated",
+        r"(?:allocated memory|memoria asignada|zugewiesenen? Speichers?)\W{0,4}$",
+        r"\s*(?:is |are |está\w* "
+        r"|sind |ist "
+        r"|ya )?(?:already "
+        r"|bereits )?(?:allocated"
+        r"|asignad\w*"
+        r"|zugewiesen|belegt)",
+    ),
     ("free", "", r"\s*(?:is|are|está\w*|sind|ist|son)?\s*(?:free|libres?|frei)"),
     ("allowed", "", r"\s*(?:allowed|permitid\w*|erlaubt)"),
     ("reserved", "", r"\s*(?:reserved|reservad\w*|reserviert|cached)"),
-    ("in_use", "", r"\s*(?:of |de )?(?:memory|GPU memory|memoria|Speicher)?\s*(?:is )?(?:in use|en uso"
-                   r"|used|in Benutzung|in Verwendung|belegt)"),
-)  # fmt: skip
+    (
+        "in_use",
+        "",
+        r"\s*(?:of |de )?(?:memory|GPU memory|memoria|Speicher)?\s*(?:is )?(?:in use|en uso"
+        r"|used|in Benutzung|in Verwendung|belegt)",
+    ),
+)
 _RULES = {
     rules: [
         (
@@ -185,7 +240,7 @@ def find(text: str) -> list[OutOfMemory]:
 
 
 def _places(text: str) -> list[tuple[int, int]]:
-    """Where an anchor stands: (begin, end), in their order; of one that comes again and again the first ones."""
+    """Where an anchor stands: (begin, end), in their order; of one that comes often the first ones."""
     low = text.lower()
     if len(low) != len(text):  # a letter that is two in small: places would not be the same
         low = text

@@ -1,4 +1,4 @@
-"""Pasted answers are judged by what is computed: lines, stages and figures, in three languages and as people's
+"""Pasted answers are judged by what is computed: lines, stages and figures, in three languages and also where
 programs have misread them."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_what_it_was_is_read_from_comments_and_the_stages_one_by_one(language: s
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_advice_on_memory_is_judged_as_it_was_measured(language: str, encoding: str) -> None:
-    """9.90 GiB compiled and 14.45 eager; float16 the same; batch 12 eager needs 11.20 and ran out under 11.0."""
+    """9.90 GiB compiled and 14.45 eager; float16 the same; batch 12 eager needs 11.20."""
     found = answer(MEMORY[language], encoding)
     assert found.key == "out-of-memory"
     assert found.tensor == "16\u00d71024\u00d750304 bf16"

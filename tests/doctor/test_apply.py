@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -87,7 +86,7 @@ def test_backups_are_never_overwritten_and_rights_stay(config: Path) -> None:
     names = sorted(path.name for path in config.parent.iterdir())
     assert names == ["train_mine.py", "train_mine.py.bak", "train_mine.py.bak1"]
     assert (config.parent / "train_mine.py.bak").read_text() == CONFIG
-    assert os.stat(config).st_mode & 0o777 == 0o640
+    assert config.stat().st_mode & 0o777 == 0o640
 
 
 def test_of_a_link_the_file_behind_it_is_written(config: Path) -> None:

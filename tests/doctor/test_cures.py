@@ -44,16 +44,18 @@ def with_memory(config: RunConfig, gib: float) -> Target:
     return dataclasses.replace(target, allowed=int(gib * GIB) + CONTEXT, capacity=int((gib + 2) * GIB))
 
 
-CONFIGS = st.fixed_dictionaries({
-    "n_layer": st.sampled_from((4, 6, 12, 24)),
-    "n_head": st.sampled_from((6, 8, 12)),
-    "n_embd": st.sampled_from((384, 576, 768, 1152)),
-    "block_size": st.sampled_from((256, 512, 1024)),
-    "batch_size": st.sampled_from((1, 3, 8, 12, 16, 24, 48)),
-    "gradient_accumulation_steps": st.sampled_from((1, 4, 5, 32, 40)),
-    "vocab_size": st.sampled_from((50304, 65, 32000)),
-    "compile": st.booleans(),
-})  # fmt: skip
+CONFIGS = st.fixed_dictionaries(
+    {
+        "n_layer": st.sampled_from((4, 6, 12, 24)),
+        "n_head": st.sampled_from((6, 8, 12)),
+        "n_embd": st.sampled_from((384, 576, 768, 1152)),
+        "block_size": st.sampled_from((256, 512, 1024)),
+        "batch_size": st.sampled_from((1, 3, 8, 12, 16, 24, 48)),
+        "gradient_accumulation_steps": st.sampled_from((1, 4, 5, 32, 40)),
+        "vocab_size": st.sampled_from((50304, 65, 32000)),
+        "compile": st.booleans(),
+    }
+)
 
 
 @settings(max_examples=15, deadline=None)
@@ -82,10 +84,23 @@ def test_a_cure_is_never_refused_and_there_is_one_wherever_there_can_be(
 
 @pytest.mark.parametrize("row", [row for row in MEASURED if "cap" in row], ids=str)
 def test_what_fitted_and_what_ran_out_under_a_limit_agrees(row: dict[str, Any]) -> None:
-    config = config_of(**{name: row[name] for name in (
-        "n_layer", "n_head", "n_embd", "vocab_size", "block_size", "batch_size", "gradient_accumulation_steps",
-        "dtype", "dropout",
-    )}, compile=row["compiled"])  # fmt: skip
+    config = config_of(
+        **{
+            name: row[name]
+            for name in (
+                "n_layer",
+                "n_head",
+                "n_embd",
+                "vocab_size",
+                "block_size",
+                "batch_size",
+                "gradient_accumulation_steps",
+                "dtype",
+                "dropout",
+            )
+        },
+        compile=row["compiled"],
+    )
     theirs = in_theirs(config, with_memory(config, row["cap"]))
     assert theirs is not None
     assert theirs.runs(row["batch_size"], compiled=row["compiled"]) == row["fits"]
@@ -95,10 +110,22 @@ def test_no_cure_is_what_was_measured_to_run_out() -> None:
     ran_out = [row for row in MEASURED if not row["fits"]]
     assert ran_out
     for row in ran_out:
-        config = config_of(**{name: row[name] for name in (
-            "n_layer", "n_head", "n_embd", "vocab_size", "block_size", "batch_size",
-            "gradient_accumulation_steps", "dtype",
-        )}, compile=row["compiled"])  # fmt: skip
+        config = config_of(
+            **{
+                name: row[name]
+                for name in (
+                    "n_layer",
+                    "n_head",
+                    "n_embd",
+                    "vocab_size",
+                    "block_size",
+                    "batch_size",
+                    "gradient_accumulation_steps",
+                    "dtype",
+                )
+            },
+            compile=row["compiled"],
+        )
         theirs = in_theirs(config, with_memory(config, row["cap"]))
         assert theirs is not None
         for cure in nanogpt_cures(theirs, compiled=row["compiled"]):

@@ -110,10 +110,15 @@ def test_what_is_unknown_is_no_success(folder: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     ("text", "verb"),
-    [(ERROR, "doctor"), (MEMORY["de"], "doctor"), (NANOCHAT["en"], "doctor"), (LOG, "report"),
-     ("iter 20: loss 8.9, time 812.10ms, mfu 20.1%\niter 21: loss 8.8, time 811.10ms, mfu 20.1%\n", "eta"),
-     (LOG + "\nRuntimeError: CUDA error: device-side assert triggered\n", "doctor")],
-)  # fmt: skip
+    [
+        (ERROR, "doctor"),
+        (MEMORY["de"], "doctor"),
+        (NANOCHAT["en"], "doctor"),
+        (LOG, "report"),
+        ("iter 20: loss 8.9, time 812.10ms, mfu 20.1%\niter 21: loss 8.8, time 811.10ms, mfu 20.1%\n", "eta"),
+        (LOG + "\nRuntimeError: CUDA error: device-side assert triggered\n", "doctor"),
+    ],
+)
 def test_a_paste_is_sent_to_the_verb_that_answers_it(
     text: str, verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,9 +141,20 @@ def test_a_paste_gives_the_same_answer_as_its_verb(
 
 
 WORST = (
-    "out of memory " * 3, "CUDA error ", "batch_size " * 4, "1.1.1.1.1.1 ", "a" * 70 + " ", "((((((", "1–2–3–4–",
-    "buf1 = empty_strided_cuda((", "loss nan loss ", "\u251c\u00c3\u00a9", "12 × 12 × 12 × ", "File \"", "was war era ",
-)  # fmt: skip
+    "out of memory " * 3,
+    "CUDA error ",
+    "batch_size " * 4,
+    "1.1.1.1.1.1 ",
+    "a" * 70 + " ",
+    "((((((",
+    "1–2–3–4–",
+    "buf1 = empty_strided_cuda((",
+    "loss nan loss ",
+    "\u251c\u00c3\u00a9",
+    "12 × 12 × 12 × ",
+    'File "',
+    "was war era ",
+)
 
 
 @pytest.mark.parametrize("piece", WORST)
@@ -182,8 +198,12 @@ assert main(["doctor", "error.txt", "--config", "mine.py", "--gpu", "RTX 4070"])
 """
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env={"PYTHONPATH": str(root), "PATH": ""}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={"PYTHONPATH": str(root), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "batch_size = 8" in done.stdout
