@@ -65,7 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.fit:
         write_learnt(fit, [o for outcomes in ways.values() for o in outcomes])
     result = judged(fit, ways)
-    show(result)
     if given.out:
         about = {
             "date": date.today().isoformat(),
@@ -74,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "runs": len(runs),
         }
         given.out.write_text(json.dumps(about | result, indent=1) + "\n", encoding="utf-8")
+    show(result)
     return 0 if all(row["met"] for row in result["requirements"]) else 1
 
 

@@ -34,10 +34,12 @@ STAYS = N_("the rate stays as it is")
 COSINE = N_("a cosine down to a tenth of the rate")
 
 HORIZONS = (1.5, 2.0, 3.0)  # times the run
-LEAST_SEEN = 0.1  # of a horizon
+LEAST_SEEN = 0.15  # of a horizon
+EARLY, EARLY_WIDER = 0.2, 1.6  # of it less seen than any forecast that was learnt from: so much wider
 FURTHEST = 3.4  # times what is seen, of a horizon that nobody planned
 FINISHED = 0.97
-ASSUMED = 1.5  # times wider, where the schedule is assumed
+DECAYED = 0.15  # of its peak: a rate this low has come down, even if nobody says where it ends
+ASSUMED = 2.0  # times wider, where the schedule is assumed
 SURE = 1.28  # standard deviations of an 80% range
 LEAST_HALF = 0.003
 RISEN, RISEN_SIGMAS = 0.02, 4.0
@@ -59,7 +61,7 @@ class Case:
 
 def forecast_of(facts: RunFacts) -> Forecast:
     """The end of this schedule first, then other horizons; or why there is no forecast."""
-    course = course_of(facts)
+    course = course_of(facts) or _decayed(facts)
     past = course.rates if course is not None else past_of(facts)
     column = column_of(facts.log, past.warm_at if past is not None else 0.02 * facts.step)
     if column is None:
@@ -73,6 +75,14 @@ def forecast_of(facts: RunFacts) -> Forecast:
     return _forecast(facts, column, course, past)
 
 
+def _decayed(facts: RunFacts) -> Course | None:
+    """A run whose logged rate has come down, and for which nobody says a later step: finished."""
+    past = past_of(facts)
+    if past is None or (facts.last_step or 0) * FINISHED > facts.step:
+        return None
+    return Course(past, facts.step, True) if past.at(facts.step) <= DECAYED * past.peak else None
+
+
 def _forecast(facts: RunFacts, column: Column, course: Course | None, past: Rates | None) -> Forecast:
     now = max(facts.step, column.points[-1][0])
     cases = list(_cases(facts, course, past, now))
@@ -83,6 +93,7 @@ def _forecast(facts: RunFacts, column: Column, course: Course | None, past: Rate
     for case in cases:
         found = predict(column.points, case.rates, case.end, case.later)
         half = found.half * case.wider * (learnt().horizons if case.name else 1.0)
+        half *= EARLY_WIDER if now < EARLY * case.end else 1.0
         points.append(_point(facts, case, found.loss, half))
         predictions.append(found)
     if not points:
@@ -122,7 +133,7 @@ def _cases(facts: RunFacts, course: Course | None, past: Rates | None, now: floa
 
 
 def _unknown(facts: RunFacts, past: Rates | None, now: float) -> Iterator[Case]:
-    """Two cases of a schedule that nobody says."""
+    """Two cases of a schedule that nobody says: it is down by now and starts again, or it is longer."""
     last = facts.last_step or 0
     if last * FINISHED > now:
         ends = [float(last)] if now >= LEAST_SEEN * last else []
@@ -132,7 +143,7 @@ def _unknown(facts: RunFacts, past: Rates | None, now: float) -> Iterator[Case]:
         for times in HORIZONS:
             new, whole = round(times * now), cosine(now)
             yield Case(AGAIN, restarted(whole, now, new), new, wider=ASSUMED)
-            yield Case(LONGER, whole, new, cosine(new), ASSUMED)
+            yield Case(LONGER, cosine(new), new, wider=ASSUMED)
         return
     for end in ends:
         if past is None:

@@ -21,7 +21,7 @@ from onecard.plan.cost import POWER_SHARE, Cost
 from onecard.plan.largest import Candidate, best_for_time
 from onecard.plan.machine import USUAL_HOST_RAM, Target, find_target
 from onecard.plan.options import Options
-from onecard.plan.others.as_nanogpt import priced
+from onecard.plan.others.as_trainer import priced
 from onecard.report.findings import ForecastPoint
 from onecard.report.run_facts import RunFacts
 
