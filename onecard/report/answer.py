@@ -156,7 +156,8 @@ def last_loss(facts: RunFacts) -> Loss | None:
     log = facts.log
     for name, split, unit in (("val", "val", "nats"), ("bpb", "val", "bpb"), ("train", "train", "nats")):
         pairs = [pair for pair in log.evaluations.pairs(name) if math.isfinite(pair[1])]
-        if pairs:
+        # An evaluation of the beginning says nothing of a run that has gone on since.
+        if pairs and (pairs[-1][0] > 0 or not log.steps.pairs("loss") or facts.step < LEAST_STEPS):
             return Loss(pairs[-1][1], split, unit, pairs[-1][0])  # type: ignore[arg-type]
     pairs = [pair for pair in log.steps.pairs("loss") if math.isfinite(pair[1])]
     if not pairs:
@@ -193,6 +194,13 @@ def steps_seen(facts: RunFacts) -> tuple[float, float]:
     parts = (log.steps.pairs("loss"), *(log.evaluations.pairs(name) for name in ("val", "bpb", "train")))
     ends = [step for pairs in parts if pairs for step in (pairs[0][0], pairs[-1][0])]
     return min(ends, default=0), max(ends, default=0)
+
+
+def tokens_at(facts: RunFacts, step: float) -> int | None:
+    """Seen until that step; None where they are not known."""
+    if facts.tokens is None or not facts.step:
+        return facts.tokens
+    return round(facts.tokens * step / facts.step)
 
 
 def perplexity(loss: Loss) -> float | None:
@@ -250,6 +258,7 @@ def pace_of(facts: RunFacts) -> Pace:
     return Pace(
         found.step_ms.mid / 1000, found.tokens_per_s, found.mfu, found.peak_flops, found.log_mfu,
         found.mfu_explanation, found.evaluation_s.mid, found.remaining_s.mid if found.remaining_s else None,
+        found.prediction is not None and bool(found.prediction.program),
     )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class Pace:
     mfu_explanation: str = ""
     evaluation_s: float = 0.0
     left_s: float | None = None
+    predicted: bool = False  # by plan: the log has no times
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,7 @@ class ForecastPoint:
     loss: float
     low: float
     high: float
-    case: str = (
-        ""  # "" is the end of this schedule; else such as "decayed and restarted", "longer from the start"
-    )
+    case: str = ""  # "" is the end of this schedule; else such as "trained on with a second decay"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from onecard.report.answer import (
     losses_seen,
     range_texts,
     steps_seen,
+    tokens_at,
 )
 
 # By the keys of alarms; what is seen of each is its own sentence, and the first of the reasons.
@@ -61,12 +62,8 @@ def _second(report: Report) -> str:
     loss, end, place = report.loss, report.end, report.place
     if report.health == "unknown" or loss is None:
         return _("Give more of the log, its first lines and its latest ones; or ask again later.")
-    tokens = report.facts.tokens
-    at = (
-        _("{tokens} tokens").format(tokens=count(tokens))
-        if tokens
-        else _("step {n:,}").format(n=report.facts.step)
-    )
+    tokens = tokens_at(report.facts, loss.step)
+    at = _("{tokens} tokens").format(tokens=count(tokens)) if tokens else _("step {n:,}").format(n=loss.step)
     if report.health == "not-healthy":
         return _("Its {name} is {loss} at {at}.").format(name=loss.name, loss=loss.text, at=at)
     if end is not None:

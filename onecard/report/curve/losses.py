@@ -78,8 +78,7 @@ def at_round_steps(points: Points) -> Points:
 
 
 def initial(facts: RunFacts) -> Iterator[Finding]:
-    """The loss that the run began with, against ln(vocabulary): a model that knows nothing guesses blindly.
-    The loss that the run began with, against ln(vocabulary): a model that knows nothing guesses blindly."""
+    """The loss that the run began with, against ln(vocabulary), that of blind guesses."""
     if not facts.vocab_size or facts.vocab_size < 2:
         return
     log = facts.log
@@ -123,7 +122,7 @@ def gaps(facts: RunFacts) -> Points:
 def gap(facts: RunFacts) -> Iterator[Finding]:
     """The generalisation gap, and whether it grows."""
     pairs = gaps(facts)
-    if not pairs:
+    if not pairs or pairs[-1][0] <= 0:  # before the first step nothing is learnt, nor memorised
         return
     tail = [value for _step, value in pairs[-max(1, len(pairs) // 8) :]]
     now, step = statistics.fmean(tail), pairs[-1][0]

@@ -90,6 +90,8 @@ def longer(run: Run, forecast: Forecast) -> NextStep | None:
     times = times_longer(run)
     if run.trainer not in (NANOGPT, NANOCHAT) or times < 1.3:
         return None
+    if run.facts.last_step is None and not forecast.points:
+        return None  # nobody says how long it is, and it has only begun
     steps = round_steps(times * run.steps)
     point = further(run, forecast, steps)
     if point is not None and run.steps < point.step <= times * run.steps * 1.05:
@@ -98,21 +100,27 @@ def longer(run: Run, forecast: Forecast) -> NextStep | None:
         gain, source = gain_of_length(run, steps), by_the_law()
     if gain is None:
         return None
+    amount = steps_and_tokens(run, steps)
     text = _(
-        "train the same model for {steps:,} steps ({tokens} tokens) with the decay at their end: from its "
-        "checkpoint "
-        "the rate goes up once more, and falls over the rest"
+        "train the same model for {amount} with the decay at their end: from its checkpoint the rate goes up "
+        "once more, and falls over the rest"
     )
     command = _lines(init_from="'resume'", max_iters=steps, lr_decay_iters=steps)
     if run.trainer == NANOCHAT:
-        text = _(
-            "train the same model anew for {steps:,} steps ({tokens} tokens): its warm-down is at their end"
-        )
+        text = _("train the same model anew for {amount}: its warm-down is at their end")
         flag = "--num_iterations" if run.facts.log.format == NANOCHAT_2025 else "--num-iterations"
         command = f"python -m scripts.base_train {flag}={steps}" + _depth_flag(run)
-    text = text.format(steps=steps, tokens=count(steps * (run.facts.tokens_per_step or 0)))
+    text = text.format(amount=amount)
     more = steps - run.steps if run.trainer == NANOGPT else steps
     return step_of(text, command, "theirs", hours_more(run, more), gain=gain, source=source)
+
+
+def steps_and_tokens(run: Run, steps: int) -> str:
+    """The tokens only where a step's are known."""
+    if not run.facts.tokens_per_step:
+        return _("{steps:,} steps").format(steps=steps)
+    text = _("{steps:,} steps ({tokens} tokens)")
+    return text.format(steps=steps, tokens=count(steps * run.facts.tokens_per_step))
 
 
 def _depth_flag(run: Run) -> str:

@@ -51,7 +51,7 @@ def _mistakes(report: Report) -> Section:
         Item(each.text, each.change, tuple(filter(None, (each.evidence, each.costs))))
         for each in heaviest(report.mistakes)
     )
-    return Section("mistakes", _("What to mend"), items=items)
+    return Section("mistakes", _("What to fix"), items=items)
 
 
 def _next_steps(report: Report) -> Section:

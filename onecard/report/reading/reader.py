@@ -338,6 +338,8 @@ class Reader:
 
     def _read_head(self, line: str, *, cut: bool, first: bool) -> None:
         if (command := head.command_of(line)) is not None and not cut:
+            if self.has_rows and head.is_offered(line, command):
+                return  # what the program proposes when it has ended is not what was run
             settings, evidence = head.command_settings(command)
             self.commands |= settings
             self.evidence |= evidence
