@@ -81,7 +81,8 @@ def _forecast(facts: RunFacts, column: Column, course: Course | None, past: Rate
     predictions: list[Prediction] = []
     if course is not None and now >= FINISHED * course.end:
         points.append(_measured(facts, column, course.end))
-    end = points[0].loss if points else math.inf  # more steps end no higher than those there were
+    # More steps end no higher than those there were.
+    end = smoothed_end(column.points, noise_of(column.points[-60:])) if points or course is None else math.inf
     for case in cases:
         found = predict(column.points, case.rates, case.end, case.later)
         half = found.half * case.wider * (learnt().horizons if case.name else 1.0)
@@ -92,7 +93,8 @@ def _forecast(facts: RunFacts, column: Column, course: Course | None, past: Rate
             refused=_("There is no forecast: every horizon is more than three times what is seen.")
         )
     if refused := _unbelievable(column, predictions):
-        return Forecast(tuple(points[:1]) if end < math.inf else (), refused, column.name)
+        measured = tuple(point for point in points if not point.case and point.step <= now)
+        return Forecast(measured, "" if measured else refused, column.name, (refused,) if measured else ())
     laws: list[tuple[str, float]] = []
     if cases:
         first = cases[0]
