@@ -64,6 +64,7 @@ class Forecast:
 
     points: tuple[ForecastPoint, ...] = ()
     refused: str = ""  # why there is none
+    of: str = "val"  # the losses it is of: those of validation, or "train"
     notes: tuple[str, ...] = ()
     by_law: tuple[tuple[str, float], ...] = ()  # (law, loss at the first point): power law and last value too
 

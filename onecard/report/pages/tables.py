@@ -120,8 +120,14 @@ def losses(report: Report) -> Section:
     # As the evaluations have it, of the same steps; else the mean of many single steps, but of the first one.
     evaluated = report.facts.log.evaluations.pairs("train")
     smooth = evaluated if len(evaluated) > 1 else [*curves.train[:1], *mean_line(curves.train, 400)]
+    if len(evaluated) < len(curves.train) <= _ROWS:
+        smooth = curves.train
     few = len(curves.main) <= _ROWS
-    steps = [step for step, _loss in curves.main] if few else round_steps(scale, _ROWS - 2)
+    either = sorted({step for pairs in (curves.main, smooth) for step, _loss in pairs})
+    if few and len(either) <= _ROWS:
+        steps = either
+    else:
+        steps = [step for step, _loss in curves.main] if few else round_steps(scale, _ROWS - 2)
     rows = []
     for step in steps:
         pair = [value_at(pairs, step, within) for pairs in (smooth, curves.val)]
