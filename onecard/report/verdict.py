@@ -12,6 +12,7 @@ from onecard.report.answer import (
     losses_seen,
     range_texts,
     steps_seen,
+    tokens_at,
 )
 
 OLDER = 0.05  # of the steps: an evaluation from before that is not where the run stands

@@ -145,7 +145,8 @@ def _speed(report: Report) -> Iterator[Row]:
     brief = parts[:1] if pace.mfu is None else [*parts[:1], _("true MFU {share:.0%}").format(share=pace.mfu)]
     texts = joined(parts), joined(brief or parts)
     if pace.predicted:
-        texts = tuple(f"{text} ({_('predicted: the log has no times')})" for text in texts)
+        remark = _("predicted: the log has no times")
+        texts = f"{texts[0]} ({remark})", f"{texts[1]} ({remark})"
     yield Row("speed", _("speed"), *texts)
 
 
