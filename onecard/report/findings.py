@@ -55,7 +55,7 @@ class ForecastPoint:
     loss: float
     low: float
     high: float
-    case: str = ""  # "" is the end of this schedule; else such as "trained on with a second decay"
+    case: str = ""  # "" is the end of this schedule; else such as "decayed and restarted"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from onecard.report.forecast.rates_of_run import (
 from onecard.report.forecast.seen import FEWEST, noise_of, smoothed_end
 from onecard.report.run_facts import RunFacts
 
-AGAIN = N_("trained on with a second decay")
+AGAIN = N_("decayed and restarted")
 LONGER = N_("longer from the start")
 COOLED = N_("trained on, decay in the last fifth")
 STAYS = N_("the rate stays as it is")
