@@ -273,3 +273,22 @@ def test_one_evaluation_in_bits_does_not_hide_the_curve() -> None:
     curves = curves_of(report(rows + "\nStep 00400 | Validation bpb: 1.2320\n").facts)
     assert len(curves.train) == 200
     assert curves.unit == "nats"
+
+
+def test_dicts_read_quickly_are_those_read_one_by_one() -> None:
+    """Of one shape many follow each other, and odd ones stand between them."""
+    rows = [
+        f"{{'loss': {3 + 8 / n:.4f}, 'learning_rate': {5e-5 / n:.3e}, 'epoch': {n / 50:.2f}}}"
+        for n in range(1, 41)
+    ]
+    rows[20] = "{'loss': nan, 'learning_rate': 1e-5, 'epoch': 0.42}"
+    rows[30] = "{'eval_loss': 3.9, 'eval_runtime': 9.1, 'epoch': 0.62}"
+    bars = [f"{line}\n  5%|#    | {10 * n}/400 [10:00<1:00:00,  1.50s/it]" for n, line in enumerate(rows, 1)]
+    text = "  0%|     | 10/400 [10:00<1:00:00,  1.50s/it]\n" + "\n".join(bars)
+    whole, pieces = reading.read(text.encode()), reading.read(text.encode(), 64)
+    assert whole is not None
+    assert whole == pieces
+    losses = dict(whole.steps.pairs("loss"))
+    assert losses[10] == 11
+    assert math.isinf(losses[200])
+    assert whole.evaluations.pairs("val") == [(300, 3.9)]
