@@ -64,10 +64,10 @@ def read_config_file(path: str | Path, known_defaults: Mapping[str, Any]) -> Par
 
 
 def _hint(text: str) -> str:
-    """Logs are given to plan in place of configs: for them there are other commands."""
+    """For what is given to plan in place of a config."""
     if "Traceback (most recent call last)" in text:
         return _("what went wrong, and what to change: onecard doctor LOG")
-    if re.search(r"^(?:iter|step) \d+: (?:train )?loss ", text, re.MULTILINE):
+    if re.search(r"^(?:iter|step) \d+: (?:train )?loss ", text, re.M):
         return _("it is a log: onecard report LOG, or onecard eta LOG")
     return _("a config is lines of `name = value`, as in nanoGPT")
 

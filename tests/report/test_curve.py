@@ -144,7 +144,7 @@ def test_single_steps_their_noise_and_spikes() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "words", "good"),
-    [(10.85, "unlearned and sound", True), (16.0, "above ln", None), (3.4, "below ln", None)],
+    [(10.85, "knowing nothing", True), (16.0, "above ln", None), (3.4, "below ln", None)],
 )
 def test_the_initial_loss(loss: float, words: str, good: bool | None) -> None:
     found = keyed(table([0, 500], [loss, 3.3], [loss, 3.3], vocab_size=VOCABULARY))["initial-loss"]

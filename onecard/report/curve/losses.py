@@ -92,8 +92,8 @@ def initial(facts: RunFacts) -> Iterator[Finding]:
     values = {"loss": loss, "blind": blind, "vocabulary": facts.vocab_size}
     if abs(loss - blind) <= INITIAL_SHARE * blind:
         text = _(
-            "The initial loss {loss:.2f} is ln({vocabulary:,}) = {blind:.2f}: the model began unlearned and "
-            "sound."
+            "The initial loss {loss:.2f} is ln({vocabulary:,}) = {blind:.2f}: the model began "
+            "knowing nothing, as it should."
         )
         yield Finding("initial-loss", text.format(**values), True, step, 10.0)
     elif loss > blind:

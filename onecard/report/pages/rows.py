@@ -143,11 +143,11 @@ def _speed(report: Report) -> Iterator[Row]:
         peak = pace.peak_flops / 1e12 if pace.peak_flops else 0.0
         parts.append(text.format(share=pace.mfu, card=facts.card.name if facts.card else "", peak=peak))
     brief = parts[:1] if pace.mfu is None else [*parts[:1], _("true MFU {share:.0%}").format(share=pace.mfu)]
-    texts = joined(parts), joined(brief or parts)
+    text, short = joined(parts), joined(brief or parts)
     if pace.predicted:
         remark = _("predicted: the log has no times")
-        texts = f"{texts[0]} ({remark})", f"{texts[1]} ({remark})"
-    yield Row("speed", _("speed"), *texts)
+        text, short = f"{text} ({remark})", f"{short} ({remark})"
+    yield Row("speed", _("speed"), text, short)
 
 
 def _seconds(seconds: float) -> str:
