@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from onecard.doctor.asked import Asked
-from onecard.doctor.cures import DESKTOP, Cure, cure_here, nanogpt_cures
+from onecard.doctor.cures import DESKTOP, Cure, cure_here, cures_there
 from onecard.doctor.diagnosis import OK, UNKNOWN, WRONG, Diagnosis, Evidence, Judged
 from onecard.doctor.figures import Figure, figures_in
 from onecard.doctor.of_config import ConfigJudged, judge_config
@@ -200,7 +200,7 @@ def _cures(subject: Subject, config: ConfigJudged) -> list[Cure]:
     """What fits in truth: in nanoGPT beside a desktop, where the config as it was does not; and here."""
     cures: list[Cure] = []
     if config.was is not None and not config.was.fits_beside:
-        cures += nanogpt_cures(config.was.theirs, compiled=config.was.config.compile, reserve=DESKTOP)[:2]
+        cures += cures_there(config.was.theirs, compiled=config.was.config.compile, reserve=DESKTOP)[:2]
     asks_memory = config.was is not None or (subject.config is not None and subject.config.depth is not None)
     if subject.config is not None and subject.target is not None and asks_memory:
         try:

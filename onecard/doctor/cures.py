@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onecard.arch.shapes import GPT2Shape
+from onecard.arch.shapes import GPT2Shape, Shape
 from onecard.config.run import RunConfig
 from onecard.language import _
 from onecard.plan.answer import question_of
@@ -68,13 +68,38 @@ class Folklore:
     share: float | None = None  # of the speed before
 
 
+# Whose trainers there are bills of, and the models that each trains. Another one is a row here, and its bill
+# in `bill_of`.
+SHAPES: dict[str, tuple[type, ...]] = {"nanogpt": (GPT2Shape,)}
+
+
+def bill_of(
+    trainer: str, shape: Shape, batch: int, *, dtype: str, compiled: bool, dropout: float, accumulation: int
+) -> NanoGPTBill:
+    """What a step needs in their trainer."""
+    assert trainer in SHAPES and isinstance(shape, GPT2Shape)
+    return nanogpt_bill(
+        shape,
+        batch,
+        dtype=dtype,
+        compiled=compiled,
+        dropout=dropout,
+        gradient_accumulation_steps=accumulation,
+    )
+
+
 @dataclass(frozen=True)
 class InTheirs:
-    """nanoGPT's own trainer on this card, asked setting by setting."""
+    """Their own trainer on this card, asked setting by setting."""
 
     question: Question
     target: Target
+<<<<<<< HEAD
     _bills: dict[tuple[int, bool, str], TrainerBill] = field(default_factory=dict, compare=False, repr=False)
+=======
+    trainer: str = "nanogpt"
+    _bills: dict[tuple[int, bool, str], NanoGPTBill] = field(default_factory=dict, compare=False, repr=False)
+>>>>>>> advice
 
     @property
     def config(self) -> RunConfig:
@@ -83,11 +108,9 @@ class InTheirs:
     def bill(self, batch: int, *, compiled: bool, dtype: str | None = None) -> TrainerBill:
         key = (batch, compiled, dtype or self.question.dtype)
         if key not in self._bills:
-            shape = self.question.shape
-            assert isinstance(shape, GPT2Shape)
-            self._bills[key] = nanogpt_bill(
-                shape, batch, dtype=key[2], compiled=compiled, dropout=self.config.dropout,
-                gradient_accumulation_steps=self.accumulation(batch),
+            self._bills[key] = bill_of(
+                self.trainer, self.question.shape, batch, dtype=key[2], compiled=compiled,
+                dropout=self.config.dropout, accumulation=self.accumulation(batch),
             )  # fmt: skip
         return self._bills[key]
 
@@ -104,8 +127,8 @@ class InTheirs:
 
     def speed(self, batch: int, *, compiled: bool) -> float | None:
         question = self.question
-        if question.rates is None:
-            return None
+        if question.rates is None or self.trainer != "nanogpt":
+            return None  # of other trainers nobody has measured a speed
         assert isinstance(question.shape, GPT2Shape)
         step = nanogpt_step_time(
             question.shape, batch, question.config.sequences_per_step, question.rates, compiled=compiled,
@@ -119,16 +142,18 @@ class InTheirs:
         return [n for n in range(asked, 0, -1) if most % n == 0]
 
 
-def in_theirs(config: RunConfig, target: Target) -> InTheirs | None:
-    """None where the model is not one that nanoGPT trains."""
+def in_theirs(config: RunConfig, target: Target, trainer: str = "nanogpt") -> InTheirs | None:
+    """None where there is no bill of this trainer, or the model is not one that it trains."""
     question = question_of(config, target)
-    return InTheirs(question, target) if isinstance(question.shape, GPT2Shape) else None
+    if not isinstance(question.shape, SHAPES.get(trainer, ())):
+        return None
+    return InTheirs(question, target, trainer)
 
 
-def nanogpt_cures(
+def cures_there(
     theirs: InTheirs, *, compiled: bool, can_compile: bool = True, reserve: int = 0
 ) -> list[Cure]:
-    """Settings of nanoGPT that run, the fastest first, comfortable ones before tight ones; at most three."""
+    """Settings of their trainer that run: comfortable ones first, then the fastest; at most three."""
     found = list(_candidates(theirs, compiled, can_compile, reserve))
     found.sort(key=lambda cure: (not cure.is_comfortable, -(cure.tokens_per_s or 0), len(cure.lines)))
     best: list[Cure] = []
@@ -159,7 +184,7 @@ def _candidates(theirs: InTheirs, compiled: bool, can_compile: bool, reserve: in
             lines = _changes(config, batch, turn, compiled, theirs.accumulation(batch))
             if lines or same:
                 yield Cure(
-                    "nanogpt", lines, bill.reserved + CONTEXT, spare, speed,
+                    theirs.trainer, lines, bill.reserved + CONTEXT, spare, speed,
                     speed / meant if speed and meant else None,
                 )  # fmt: skip
             comfortable = spare >= COMFORT

@@ -16,9 +16,9 @@ from onecard.doctor.cures import (
     Folklore,
     InTheirs,
     cure_here,
+    cures_there,
     folklore_of,
     in_theirs,
-    nanogpt_cures,
     with_card_as_said,
 )
 from onecard.doctor.diagnosis import Diagnosis, Evidence
@@ -88,7 +88,7 @@ def diagnose(case: Case) -> Diagnosis:
             unknown.append(
                 _("who held the rest: a desktop, a browser, a Python left over? nvidia-smi lists them")
             )
-        cures += nanogpt_cures(theirs, compiled=case.compiled, reserve=reserve)
+        cures += cures_there(theirs, compiled=case.compiled, reserve=reserve)
         folklore += folklore_of(theirs, compiled=case.compiled, short=_short(message), spare=_spare(message))
     if case.config is not None and case.target is not None:
         here = cure_here(question_of(case.config, _card(case)), case.command)
@@ -276,9 +276,9 @@ def _card(case: Case) -> Target:
 
 
 def _theirs(case: Case) -> InTheirs | None:
-    if case.config is None or case.target is None or case.pasted.trainer not in (None, "nanogpt"):
+    if case.config is None or case.target is None:
         return None
-    return in_theirs(case.config, _card(case))
+    return in_theirs(case.config, _card(case), case.pasted.trainer or "nanogpt")
 
 
 def _fits_alone(case: Case, theirs: InTheirs) -> bool:

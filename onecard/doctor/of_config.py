@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from onecard.config.knobs import knobs
 from onecard.config.run import RunConfig
 from onecard.doctor.advised import Advised, Change, Stage
-from onecard.doctor.cures import DESKTOP, InTheirs, in_theirs, nanogpt_cures
+from onecard.doctor.cures import DESKTOP, InTheirs, cures_there, in_theirs
 from onecard.doctor.diagnosis import OK, UNKNOWN, WRONG, Judged
 from onecard.errors import UserError
 from onecard.language import _, number
@@ -226,7 +226,7 @@ def _way_back(was: Run, runs: list[Run]) -> str:
     0."""
     if not was.config.compile:
         return ""
-    cures = nanogpt_cures(was.theirs, compiled=True, reserve=DESKTOP)
+    cures = cures_there(was.theirs, compiled=True, reserve=DESKTOP)
     best = next((cure for cure in cures if cure.is_comfortable), None)
     if best is None or any(line.name == "compile" for line in best.lines):
         return ""

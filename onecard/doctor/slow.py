@@ -200,9 +200,9 @@ def _paging(found: Asked, text: str, target: Target | None, times: float | None)
         ).format(need=number(run.need / GIB, ".2f"), there=number(run.there / GIB, ".2f"))
     advice = _("a smaller batch_size with as many tokens a step")
     if run is not None:
-        from onecard.doctor.cures import nanogpt_cures
+        from onecard.doctor.cures import cures_there
 
-        cures = nanogpt_cures(run.theirs, compiled=run.config.compile)
+        cures = cures_there(run.theirs, compiled=run.config.compile)
         advice = ", ".join(str(line).split("   #")[0] for line in cures[0].lines) if cures else advice
     yield Clue("paging", words, advice, 8.0)
 

@@ -16,7 +16,7 @@ from onecard.config.knobs import load_config
 from onecard.config.run import RunConfig
 from onecard.doctor.answering import Limits, diagnose
 from onecard.doctor.asked import asked
-from onecard.doctor.cures import in_theirs, nanogpt_cures
+from onecard.doctor.cures import cures_there, in_theirs
 from onecard.hardware.cards import find_card
 from onecard.plan.answer import question_of
 from onecard.plan.bill import CONTEXT
@@ -128,7 +128,7 @@ def test_no_cure_is_what_was_measured_to_run_out() -> None:
         )
         theirs = in_theirs(config, with_memory(config, row["cap"]))
         assert theirs is not None
-        for cure in nanogpt_cures(theirs, compiled=row["compiled"]):
+        for cure in cures_there(theirs, compiled=row["compiled"]):
             lines = {line.name: line.value for line in cure.lines}
             assert lines, "the config as it is ran out"
             after = {"batch_size": row["batch_size"], "compile": row["compiled"]} | lines
