@@ -54,7 +54,7 @@ def opened(source: str) -> Iterator[Source]:
             yield Source(file)
     except FileNotFoundError:
         raise UserError(
-            _("there is no log {path}").format(path=source), hint=_("`onecard eta -` reads what you paste")
+            _("there is no log {path}").format(path=source), hint=_("- reads what you paste")
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(
