@@ -292,3 +292,40 @@ def test_dicts_read_quickly_are_those_read_one_by_one() -> None:
     assert losses[10] == 11
     assert math.isinf(losses[200])
     assert whole.evaluations.pairs("val") == [(300, 3.9)]
+
+
+# --- odd logs -------------------------------------------------------------------------------------------
+
+
+def start(steps: range, seed: int) -> str:
+    dice = random.Random(seed)
+    return "".join(
+        f"iter {n}: loss {3 + 7.8 / (1 + n / 60) ** 0.6 + dice.gauss(0, 0.03):.4f}, "
+        "time 100.00ms, mfu 11.52%\n"
+        for n in steps
+    )
+
+
+def test_a_start_that_repeats_steps_is_held_against_the_same_steps() -> None:
+    """A crash at 1,990, gone on with from 1,500: the same losses once more are no jump."""
+    again = "Resuming training from out\n"
+    found = report(start(range(0, 2000, 10), 1) + again + start(range(1500, 6000, 10), 2))
+    assert "resume" in keys(found)
+    assert "resume-higher" not in keys(found)
+
+
+def test_a_loss_that_falls_fast_falls_on_over_a_resume() -> None:
+    found = report(
+        start(range(0, 1500, 10), 1) + "Resuming training from out\n" + start(range(1500, 6000, 10), 2)
+    )
+    assert "resume-higher" not in keys(found)
+
+
+def test_losses_that_no_run_has_are_no_numbers() -> None:
+    rows = ["1e308", "-1e308", "3.1", "1e-308", "inf", "3.0"] * 20
+    text = "".join(f"iter {n}: loss {loss}, time 100.00ms, mfu 11.5%\n" for n, loss in enumerate(rows))
+    found = report(text)
+    assert all(len(each.text) < 300 for each in (*found.findings, *found.alarms))
+    fallen = report("step,loss\n" + "".join(f"{n},{10 ** (n // 10)}\n" for n in range(0, 3000, 10)))
+    assert [alarm.key for alarm in fallen.alarms] == ["not-a-number"]
+    assert len(verdict_of(fallen)[1]) < 100
