@@ -153,7 +153,8 @@ def which_tensor(case: Case) -> tuple[Tensor, ...]:
     rest = [t for t in candidates if t not in best]
     found = tuple([*best[:1], *rest][: of_tensor.MOST])
     if not found and known is None:
-        return of_tensor.usual_logits(tried)
+        values = case.pasted.values
+        return of_tensor.usual_logits(tried, values.get("batch_size"), values.get("block_size"))
     return found
 
 
@@ -345,6 +346,10 @@ def _advice(message: OutOfMemory) -> list[str]:
 def _next(case: Case) -> str:
     if case.config is None:
         return "onecard doctor - --config CONFIG.py"
+    depth, named = case.config.depth, case.target is not None and not case.target.here
+    if depth is not None:
+        card = f" --gpu '{case.target.card.name}'" if case.target is not None and named else ""
+        return f"onecard plan --depth={depth} --generation={case.config.generation}{card}"
     gpu = f" --gpu '{case.target.card.name}'" if case.target is not None and not case.target.here else ""
     return f"onecard plan CONFIG.py --as nanogpt{gpu}"
 
