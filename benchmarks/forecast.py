@@ -65,7 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.fit:
         write_learnt(fit, [o for outcomes in ways.values() for o in outcomes])
     result = judged(fit, ways)
-    show(result)
     if given.out:
         about = {
             "date": date.today().isoformat(),
@@ -74,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "runs": len(runs),
         }
         given.out.write_text(json.dumps(about | result, indent=1) + "\n", encoding="utf-8")
+    show(result)
     return 0 if all(row["met"] for row in result["requirements"]) else 1
 
 
@@ -103,12 +103,14 @@ def short(numbers: Sequence[float]) -> list[float]:
 
 def judged(fit: Fit, ways: dict[str, list[Outcome]]) -> Numbers:
     rows = []
+    both = [o for outcomes in ways.values() for o in outcomes]
+    # Each range is by a width fitted to the other families.
+    widths = {f: fitted_width([o for o in both if o.family != f]) for f in {o.family for o in both}}
     for way, outcomes in ways.items():
-        halves = halves_without(outcomes)
         for share in SHARES:
-            chosen = [(o, half) for o, half in zip(outcomes, halves, strict=True) if o.moment.share == share]
+            chosen = [(o, half_of(o, widths[o.family])) for o in outcomes if o.moment.share == share]
             rows.append({"way": way, "seen": share} | measured(chosen))
-    longer = extended(extensions(fit), ways["family left out"])
+    longer = extended(extensions(fit), widths)
     return {
         "requirements": requirements(rows, longer),
         "rows": rows,
@@ -127,13 +129,6 @@ def plain_rows(fit: Fit) -> list[Numbers]:
                 {"forecast": name, "seen": share, "error": over_families(off), "error over runs": over(off)}
             )
     return rows
-
-
-def halves_without(outcomes: Sequence[Outcome]) -> list[float]:
-    """Half of each range, by widths fitted to the other families."""
-    families = sorted({o.family for o in outcomes})
-    widths = {f: fitted_width([o for o in outcomes if o.family != f]) for f in families}
-    return [half_of(o, widths[o.family]) for o in outcomes]
 
 
 def measured(chosen: Sequence[tuple[Outcome, float]]) -> Numbers:
@@ -164,13 +159,12 @@ def named(o: Outcome, half: float) -> Numbers:
     return {"run": o.moment.run.name, "error": round(o.off, 4), "half": round(half, 4)}
 
 
-def extended(pairs: Sequence[Extension], outcomes: Sequence[Outcome]) -> Numbers:
+def extended(pairs: Sequence[Extension], widths: dict[str, tuple[float, ...]]) -> Numbers:
     """A finished run's forecast of one 2 to 3 times as long, of the same model and recipe."""
-    families = sorted({pair.family for pair in pairs})
-    widths, wider = {}, {}
-    for f in families:
-        widths[f] = fitted_width([o for o in outcomes if o.family != f])
-        wider[f] = fitted_horizons([pair for pair in pairs if pair.family != f], widths[f])
+    wider = {
+        f: fitted_horizons([pair for pair in pairs if pair.family != f], widths[f])
+        for f in {pair.family for pair in pairs}
+    }
     halves = [half_of(p.outcome, widths[p.family]) * wider[p.family] for p in pairs]
     off = [(p.family, abs(p.off)) for p in pairs]
     power = [(p.family, abs(p.power_law - p.long.target)) for p in pairs]

@@ -210,12 +210,13 @@ def left_out(fit: Fit, by: Callable[[Run], str]) -> list[Outcome]:
 def fitted_width(outcomes: Sequence[Outcome]) -> tuple[float, ...]:
     """Coefficients of log half-width such that the range holds COVERED of the outcomes.
 
-    Quantile regression of log |error|, by reweighted least squares; families weigh the same.
+    Quantile regression of log |error|, by reweighted least squares. A family weighs as the square root of
+    its runs: alike, ten runs of a family would say as much as one; each, one family would set the range.
     """
     x = np.array([o.width for o in outcomes])
     y = np.log(np.maximum([abs(o.off) for o in outcomes], 5e-4))
     families = [o.moment.run.family for o in outcomes]
-    weight = np.array([1 / families.count(f) for f in families])
+    weight = np.array([families.count(f) ** -0.5 for f in families])
     solved = np.array([math.log(0.03), 1.0, 0.0, 0.0])
     before, ridge = np.array([0.0, 1.0, 0.0, 0.0]), np.array([1e-6, 0.05, 0.05, 0.05]) * weight.sum()
     for _ in range(200):

@@ -11,7 +11,7 @@ import numpy as np
 from onecard.report.forecast import law, learnt
 from onecard.report.forecast.law import Evidence, Posterior
 
-ALPHAS = np.array(law.ALPHAS)
+ALPHAS = np.array([alpha for _, alpha in law.PARTICLES])
 
 
 class Stack:
@@ -25,11 +25,8 @@ class Stack:
         self.drift = np.array([e.drift for e in evidence])
         self.level = np.array([e.level for e in evidence])
         self.slope = np.array([e.slope for e in evidence])
-        self.cooled = np.array([e.cooled for e in evidence])
-        powers = np.array([e.powers for e in evidence])
-        cooled_end = np.array([e.cooled_end for e in evidence])[:, None] * np.ones_like(powers)
-        at_end = np.stack([np.ones_like(powers), powers, -cooled_end], 2)
-        self.free = at_end - np.array([e.carried for e in evidence])
+        self.at_now = np.array([e.at_now for e in evidence])
+        self.free = np.array([e.at_end for e in evidence]) - np.array([e.carried for e in evidence])
         self.carried_loss = np.array([e.carried_loss for e in evidence])
 
     def posteriors(self, log_gains: Any) -> dict[str, Any]:
@@ -52,7 +49,7 @@ class Stack:
         means = np.einsum("kai,kai->ka", self.free, found) + self.carried_loss[:, None]
         variances = np.einsum("kai,kaij,kaj->ka", self.free, inverse, self.free) + self.drift[:, None]
         loss, gain = (weights * means).sum(1), (weights * found[:, :, 2]).sum(1)
-        level = found[:, :, 0] + found[:, :, 1] - self.cooled[:, None] * found[:, :, 2]
+        level = found[:, :, 0] + found[:, :, 1] + self.at_now * found[:, :, 2]
         spread = inverse[:, :, 2, 2] + (found[:, :, 2] - gain[:, None]) ** 2
         return {
             "loss": loss + self.level,

@@ -299,7 +299,31 @@ def predicted(row: Row, call: Row) -> Row:
         return {"allocated": bill.allocated, "reserved": bill.reserved, "seconds": seconds}
     if job.contender == "nanogpt":
         return _nanogpt(job, rates)
-    return {}
+    return _memory(job)
+
+
+def _memory(job: Job) -> Row:
+    """Of nanochat and Hugging Face, the steps that were measured."""
+    from onecard.arch.shapes import GPT2Shape, Nanochat2026Shape, NanochatShape
+    from onecard.plan.others.huggingface_step import HuggingFaceGPT2, HuggingFaceLlama, LlamaShape
+    from onecard.plan.others.nanochat_compiled import CompiledNanochat
+    from onecard.plan.others.nanochat_eager import EagerNanochat
+
+    sizes = (job.n_layer, job.heads, job.n_embd)
+    step: Any
+    if job.contender == "huggingface-gpt2":
+        shape = GPT2Shape(*sizes, job.vocab, job.block, bias=True)
+        step = HuggingFaceGPT2(shape, job.batch, checkpointing=job.checkpointing)
+    elif job.contender == "huggingface-llama":
+        inner = -(-8 * job.n_embd // 3 // 256) * 256
+        llama = LlamaShape(*sizes, inner, job.vocab, job.block)
+        step = HuggingFaceLlama(llama, job.batch, checkpointing=job.checkpointing)
+    else:
+        kind = NanochatShape if job.contender == "nanochat-2025" else Nanochat2026Shape
+        nanochat = CompiledNanochat if job.compile else EagerNanochat
+        step = nanochat(kind(*sizes, job.vocab, job.block), job.batch)
+    heap = step.run(3, job.accumulation, evaluates=job.evaluates)
+    return {"allocated": heap.peak_allocated, "reserved": heap.peak_reserved}
 
 
 def _nanogpt(job: Job, rates: Any) -> Row:

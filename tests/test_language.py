@@ -27,7 +27,10 @@ from onecard.cli import main
 from onecard.errors import UserError
 from onecard.language import _, english, english_of, ngettext, wanted_language
 from onecard.plan.bill import Facts, host_lines, training_bill
+from onecard.plan.others import names as names_of_others
 from onecard.plan.others import nanogpt_step
+from onecard.plan.others.bills import bill_of_trainer
+from onecard.plan.others.huggingface_step import LlamaShape
 from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.search import Question, by_kind, settings, stages
 from onecard.plan.tables import grouped, setting_name
@@ -263,6 +266,20 @@ def test_every_line_of_nanogpts_bill_can_be_translated() -> None:
     shape = GPT2Shape(2, 2, 64, 512, 64, True)
     for dtype, compiled, dropout in product(("bfloat16", "float32"), (True, False), (0.0, 0.1)):
         bill = nanogpt_bill(shape, 4, dtype=dtype, compiled=compiled, dropout=dropout)
+        assert {bill.moment, *(line.name for line in bill.lines)} <= known
+
+
+def test_every_line_of_other_trainers_bills_can_be_translated() -> None:
+    known = translated()
+    assert {v for k, v in vars(names_of_others).items() if k.isupper() and isinstance(v, str)} <= known
+    nanochat = [NanochatShape.of_depth(2, 512, 64), Nanochat2026Shape.of_depth(2, 512, 512)]
+    bills = [
+        bill_of_trainer("nanochat", shape, 2, dtype=dtype, compiled=compiled)
+        for shape, dtype, compiled in product(nanochat, ("bfloat16", "float32"), (True, False))
+    ]
+    for shape in (GPT2Shape(2, 2, 64, 512, 64, True), LlamaShape(2, 2, 64, 128, 512, 64)):
+        bills += [bill_of_trainer("huggingface", shape, 2, checkpointing=one) for one in (True, False)]
+    for bill in bills:
         assert {bill.moment, *(line.name for line in bill.lines)} <= known
 
 

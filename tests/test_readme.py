@@ -167,7 +167,7 @@ def test_files_and_modules_named_in_the_pages_exist() -> None:
 
 def test_every_benchmark_and_every_result_is_told_of() -> None:
     told = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    shared = ("accuracy_", "fit_")  # parts of plan_accuracy.py and fit.py
+    shared = ("accuracy_", "fit_", "peers_")  # parts of plan_accuracy.py, fit.py and peers.py
     for path in (ROOT / "benchmarks").glob("*.py"):
         assert path.name in told or path.name.startswith(shared), path.name
     for path in (ROOT / "benchmarks" / "results").glob("*.json"):

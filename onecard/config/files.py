@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import difflib
 import operator
+import re
 import sys
 import time
 import warnings
@@ -58,8 +59,17 @@ def read_config_file(path: str | Path, known_defaults: Mapping[str, Any]) -> Par
     raise UserError(
         _("{path} is not a config file onecard can read").format(path=path),
         why,
-        _("a config is lines of `name = value`, as in nanoGPT"),
+        _hint(text),
     )
+
+
+def _hint(text: str) -> str:
+    """For what is given to plan in place of a config."""
+    if "Traceback (most recent call last)" in text:
+        return _("what went wrong, and what to change: onecard doctor LOG")
+    if re.search(r"^(?:iter|step) \d+: (?:train )?loss ", text, re.M):
+        return _("it is a log: onecard report LOG, or onecard eta LOG")
+    return _("a config is lines of `name = value`, as in nanoGPT")
 
 
 def _parse(text: str) -> ast.Module:

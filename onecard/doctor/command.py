@@ -61,9 +61,9 @@ def _content(source: str) -> bytes:
     if source != "-" and Path(source).is_dir() and not (Path(source) / "log.txt").exists():
         raise UserError(
             _("there is no log in {path}").format(path=source),
-            hint=_("`onecard doctor -` reads what you paste"),
+            hint=_("`onecard {verb} -` reads what you paste").format(verb="doctor"),
         )
-    with opened(source) as log:
+    with opened(source, "doctor") as log:
         return log.read(MOST)
 
 

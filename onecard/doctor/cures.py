@@ -18,8 +18,9 @@ from onecard.plan.answer import question_of
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.others.nanogpt import NanoGPTBill, nanogpt_bill
+from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.others.nanogpt_speed import nanogpt_step_time
+from onecard.plan.others.trainer import TrainerBill
 from onecard.plan.search import Choice, Question, chosen
 
 # What a desktop, a browser and their changes take of a card: with less to spare a run that fits may still
@@ -93,14 +94,18 @@ class InTheirs:
 
     question: Question
     target: Target
+<<<<<<< HEAD
+    _bills: dict[tuple[int, bool, str], TrainerBill] = field(default_factory=dict, compare=False, repr=False)
+=======
     trainer: str = "nanogpt"
     _bills: dict[tuple[int, bool, str], NanoGPTBill] = field(default_factory=dict, compare=False, repr=False)
+>>>>>>> advice
 
     @property
     def config(self) -> RunConfig:
         return self.question.config
 
-    def bill(self, batch: int, *, compiled: bool, dtype: str | None = None) -> NanoGPTBill:
+    def bill(self, batch: int, *, compiled: bool, dtype: str | None = None) -> TrainerBill:
         key = (batch, compiled, dtype or self.question.dtype)
         if key not in self._bills:
             self._bills[key] = bill_of(
@@ -112,7 +117,7 @@ class InTheirs:
     def accumulation(self, batch: int) -> int:
         return max(1, self.config.sequences_per_step // batch)
 
-    def spare(self, bill: NanoGPTBill, reserve: int = 0) -> int:
+    def spare(self, bill: TrainerBill, reserve: int = 0) -> int:
         return self.target.allowed - reserve - CONTEXT - bill.reserved
 
     def runs(self, batch: int, *, compiled: bool, reserve: int = 0, dtype: str | None = None) -> bool:

@@ -103,7 +103,7 @@ def _activations(d: Dimensions) -> Iterator[Tensor]:
         yield Tensor(N_("MLP's hidden values, or their gradient"), (B, T, F), item, _BOTH, 6 * likely)
         if d.gated:
             yield Tensor(N_("MLP's gate and hidden values together"), (B, T, 2 * F), item, _BOTH, 3 * likely)
-        if d.fused_qkv:
+        if d.fused_qkv and not (d.half and item == 4):  # autocast gives 16 bits
             whole = d.heads * Dh + 2 * kv
             yield Tensor(N_("queries, keys and values together"), (B, T, whole), item, _BOTH, 5 * likely)
         yield Tensor(
@@ -124,7 +124,7 @@ def _activations(d: Dimensions) -> Iterator[Tensor]:
     yield Tensor(N_("dropout mask, or a mask of values"), (B, T, D), 1, _BOTH, 1)
     yield Tensor(N_("attention mask or its dropout mask"), (B, d.heads, T, T), 1, _BOTH, 1)
     yield Tensor(N_("causal masks, fp32"), (T, T), 4, frozenset((LOADING, FORWARD)), 1)
-    for item in (1, 2, 4):
+    for item in (1, 4):
         yield Tensor(N_("causal mask of every sequence"), (B, 1, T, T), item, _FORWARDS, 0.5)
 
 

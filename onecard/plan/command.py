@@ -47,10 +47,10 @@ def _plan(options: Options, config: RunConfig) -> int:
         say(_("note: {text}").format(text=note))
     now = datetime.now()
     check_horizon(config)
-    if options.as_ == "nanogpt":
-        from onecard.plan.others.as_nanogpt import as_nanogpt
+    if options.as_ is not None:
+        from onecard.plan.others.as_trainer import as_trainer
 
-        return as_nanogpt(config, target, options, now)
+        return as_trainer(options.as_, config, target, options, now)
     found = answer(config, target, options, now)
     if not sizes and is_depth_question(config, options):
         return _depths(config, found, options, now)

@@ -22,7 +22,7 @@ from onecard.plan.options import Options
 from onecard.plan.search import kind
 from onecard.plan.show import amount, gpt2_bits, predicted, span
 from onecard.plan.tables import host_cell, pace, setting_name
-from onecard.plan.verdict import assumed_ram, shortage
+from onecard.plan.verdict import assumed_ram, little_to_spare, shortage
 from onecard.terminal import Row, print_rows
 
 if TYPE_CHECKING:
@@ -140,6 +140,10 @@ def show_depths(depths: Depths, console: Console) -> None:
     rows = [Row(label, figures) for label, figures in zip(_labels(asked[0]), cells, strict=True)]
     print_rows(console, "", card, headings, rows)
     console.print(_("GPT-2's on the same text: {values}").format(values=gpt2_bits()), highlight=False)
+    # One that the card has room for, and a desktop beside it perhaps not.
+    tight = [little_to_spare(found, found.choice.bill.process) for found in asked if found.choice is not None]
+    if warning := next(filter(None, tight), ""):
+        console.print(warning, style="yellow", highlight=False)
     if target.host_assumed:
         console.print(assumed_ram(target), highlight=False)
     text = _("Everything about one of the two: {flags}").format(flags="--generation=2025")

@@ -12,7 +12,7 @@ from onecard.config.knobs import Config, load_config, option
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.language import N_, _
-from onecard.plan.cost import CURRENCY, PRICE, Prices, usual_idle_watts
+from onecard.plan.prices import CURRENCY, PRICE, Prices, usual_idle_watts
 
 _CLOCK = r"([01]?[0-9]|2[0-3]):([0-5][0-9])"
 _ZONE = re.compile(_CLOCK + r"(?::[0-9.]+)?\s*(?:z|[a-z]{3,4}|[+-][0-9:]{1,5})$")
@@ -36,7 +36,7 @@ class Options(Config):
     stages: bool = option("bool", "what to turn on again after an emergency setting, in which order, and what each step gains", group="what to answer")
     largest: bool = option("bool", "the largest model and the longest block that fit, and the best model for a week", group="what to answer")
     by: str | None = option("str", "the best model for another time: 12h, 30d, \"sunday 20:00\", 2027-01-31", group="what to answer", value="TIME")
-    as_: str | None = option("str", "what nanoGPT's own trainer would need, compiled and not: --as nanogpt", group="what to answer", choices=("nanogpt",), value="TRAINER")
+    as_: str | None = option("str", "what their own trainer would need, compiled and not: --as nanogpt, or nanochat for a --depth", group="what to answer", choices=("nanogpt", "nanochat"), value="TRAINER")
     formulas: bool = option("bool", "every line of the memory bill with its formula", group="what to answer")
     json: bool = option("bool", "everything, for programs", group="what to answer")
     price: str = option("str", "of a kWh, or a range of it: 0.30, 3-4", default=f"{PRICE:.2f}", group="money", value="N")

@@ -156,7 +156,8 @@ def last_loss(facts: RunFacts) -> Loss | None:
     log = facts.log
     for name, split, unit in (("val", "val", "nats"), ("bpb", "val", "bpb"), ("train", "train", "nats")):
         pairs = [pair for pair in log.evaluations.pairs(name) if math.isfinite(pair[1])]
-        if pairs:
+        # An evaluation of the beginning says nothing of a run that has gone on since.
+        if pairs and (pairs[-1][0] > 0 or not log.steps.pairs("loss") or facts.step < LEAST_STEPS):
             return Loss(pairs[-1][1], split, unit, pairs[-1][0])  # type: ignore[arg-type]
     pairs = [pair for pair in log.steps.pairs("loss") if math.isfinite(pair[1])]
     if not pairs:
@@ -195,6 +196,13 @@ def steps_seen(facts: RunFacts) -> tuple[float, float]:
     return min(ends, default=0), max(ends, default=0)
 
 
+def tokens_at(facts: RunFacts, step: float) -> int | None:
+    """Seen until that step; None where they are not known."""
+    if facts.tokens is None or not facts.step:
+        return facts.tokens
+    return round(facts.tokens * step / facts.step)
+
+
 def perplexity(loss: Loss) -> float | None:
     """Of a token; None where the loss is not in nats a token, or beyond what says anything."""
     return math.exp(loss.value) if loss.unit == "nats" and loss.value < 30 else None
@@ -226,17 +234,23 @@ def report_of(
         return found
     forecast, stands = forecast_of(facts), place.place_of(facts)
     rung = alarms.alarms_of(facts)
+    wrong = tuple(mistakes.mistakes_of(facts))
     return replace(
         found,
         # What was wrong and is no more is part of what the curve shows.
         findings=(*curve.findings_of(facts), *(alarm for alarm in rung if alarm.good is not False)),
         alarms=tuple(alarm for alarm in rung if alarm.good is False),
-        mistakes=tuple(mistakes.mistakes_of(facts)),
+        mistakes=wrong,
         place=stands,
         forecast=forecast,
-        next_steps=tuple(next_steps.next_steps_of(facts, forecast, stands)),
+        next_steps=tuple(next_steps.next_steps_of(facts, forecast, stands, wrong, lost=lost_since(rung))),
         sample=sample_of(facts),
     )
+
+
+def lost_since(alarms: Sequence[Finding]) -> int | None:
+    """The step since which nothing is worth going on with; None of any other run."""
+    return next((a.step for a in alarms if a.good is False and a.key in ("diverging", "not-a-number")), None)
 
 
 def pace_of(facts: RunFacts) -> Pace:
@@ -250,6 +264,7 @@ def pace_of(facts: RunFacts) -> Pace:
     return Pace(
         found.step_ms.mid / 1000, found.tokens_per_s, found.mfu, found.peak_flops, found.log_mfu,
         found.mfu_explanation, found.evaluation_s.mid, found.remaining_s.mid if found.remaining_s else None,
+        found.prediction is not None and bool(found.prediction.program),
     )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from onecard.config.knobs import Config, option
 from onecard.errors import UserError
 from onecard.language import N_, _
-from onecard.plan.cost import CURRENCY, PRICE
 from onecard.plan.options import price_range
+from onecard.plan.prices import CURRENCY, PRICE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,10 @@ class ReportOptions(Config):
 
     # fmt: off
     full: bool = option("bool", "all of it: tables, mistakes with their evidence, facts with their origin", group="how the answer is wanted")
-    html: str | None = option("str", "a page as well: one file, light and dark, that loads nothing", group="how the answer is wanted", value="FILE")
+    html: str | None = option("str", "a page as well: one file, with all that it needs in it", group="how the answer is wanted", value="FILE")
     markdown: bool = option("bool", "to be pasted where runs are discussed", group="how the answer is wanted")
     json: bool = option("bool", "everything, for programs", group="how the answer is wanted")
-    log_x: bool = option("bool", "steps on a logarithmic scale: the fall of the beginning has room", group="how the answer is wanted")
+    log_x: bool = option("bool", "steps on a logarithmic scale: shows the fall of the first steps", group="how the answer is wanted")
     gpu: str | None = option("str", "the card, such as \"RTX 4070\"; the one the log names, or this machine's, unless given", group="what the log does not say", value="CARD")
     gpus: int | None = option("int", "how many such cards train together", group="what the log does not say", low=1, high=100_000, value="N")
     config: str | None = option("str", "the run's config file: model, batch, schedule", group="what the log does not say", value="FILE")

@@ -563,3 +563,18 @@ def test_configs_that_come_with_the_package_are_found_without_a_clone(
     assert mine.value == 4, "one that is here comes first"
     with pytest.raises(UserError, match=r"there is no config file config/none\.py"):
         read_config_file("config/none.py", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("Traceback (most recent call last):\n  File x\n", "onecard doctor LOG"),
+        ("hello all\niter 0: loss 10.9, time 27345.12ms\n", "onecard report LOG"),
+        ("batch_size = = 3\n", "name = value"),
+    ],
+)
+def test_a_log_in_place_of_a_config_names_its_command(tmp_path: Path, text: str, hint: str) -> None:
+    (tmp_path / "it.py").write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_config_file(tmp_path / "it.py", DEFAULTS)
+    assert hint in caught.value.hint

@@ -109,8 +109,8 @@ def test_the_summary_says_the_share_and_what_comes_next(tmp_path: Path, monkeypa
     val = facts.meta["splits"]["val"]
     share = val["tokens"] / facts.meta["tokens"]
     lines = summary(facts).splitlines()
-    how = f"{val['documents']} of 149 documents, {share:.1%} of the tokens (10.0% wanted), chosen by hash"
-    assert f"  validation: {how}" in lines
+    how = f"{val['documents']} of 149 documents, {share:.1%} of the tokens (the aim was 10.0%)"
+    assert f"  validation: {how}, chosen by hash" in lines
     assert lines[-1] == "next: onecard plan config/demo.py --dataset=corpus --out_dir=out-corpus"
     assert facts.to_json()["next"] == lines[-1].removeprefix("next: ")
 

@@ -274,4 +274,4 @@ def test_the_measurement_says_where_it_is() -> None:
     measure("cpu", seconds=1.0, say=said.append)
     assert said[0].startswith("load, ")
     assert "matmul 256 × 64 × 64" in said
-    assert said[-3:] == ["memory", "host memory", "launches"]
+    assert said[-3:] == ["memory", "RAM", "launches"]

@@ -243,14 +243,16 @@ def test_offloading_costs_the_card_streamed_buffers_at_most(
     plain = dataclasses.replace(setting, offload="none", cuda_graphs=False)
     at_home = training_bill(shape, plain, dtype, facts=Facts(by_muon=muon))
     assert at_home.host == 0
-    assert not any(line.name == "buffers streamed from host memory" for line in at_home.lines)
+    assert not any(line.name == "buffers streamed from RAM" for line in at_home.lines)
     for offload in ("optimizer", "gradients"):
         bill = training_bill(
             shape, dataclasses.replace(plain, offload=offload), dtype, facts=Facts(by_muon=muon)
         )
-        streamed = sum(line.bytes for line in bill.lines if line.name == "buffers streamed from host memory")
-        # A master that was computed with itself now has a copy on the card that is.
-        copies = sum(line.bytes for line in bill.lines if line.name == "weights to compute with")
+        streamed = sum(line.bytes for line in bill.lines if line.name == "buffers streamed from RAM")
+        # A master that was computed with itself now has a copy on the card that is. And what comes from host
+        # memory is updated in larger pieces, of which an uncompiled low-bit update takes copies.
+        passing = ("weights to compute with", "the update's temporaries")
+        copies = sum(line.bytes for line in bill.lines if line.name in passing)
         assert bill.need <= at_home.need + streamed + copies
         assert bill.host > 0 and streamed > 0
 

@@ -102,3 +102,10 @@ def test_a_laptop_is_compared_with_the_desktops_card(capsys: pytest.CaptureFixtu
 def test_hours_of_a_node_are_never_none_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line for line in shown(capsys, "--depth=4", "--gpu=RTX 4070").splitlines() if line[:3] == "d4 "]
     assert rows and all(row.endswith(" < 0.1") for row in rows)
+
+
+def test_a_desktop_is_warned_of_unless_room_is_kept_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    warning = "a desktop takes about 1"
+    assert warning in shown(capsys, *ASKED)
+    assert warning not in shown(capsys, *ASKED, "--vram_reserve=1")
+    assert warning not in shown(capsys, "--depth=12", "--gpu=RTX 4090")

@@ -12,15 +12,16 @@ from peers_measured import name_of, peers, shape_of
 from onecard.arch.shapes import GPT2Shape
 from onecard.cli import main
 from onecard.plan.lines import GIB
-from onecard.plan.others.nanogpt import NanoGPTBill, nanogpt_bill
+from onecard.plan.others.nanogpt import nanogpt_bill
 from onecard.plan.others.nanogpt_step import EVALUATION
+from onecard.plan.others.trainer import TrainerBill
 
 EVALUATED = [row for row in peers("nanogpt") if row["job"]["evaluates"]]
 CAPPED = [row for row in EVALUATED if row["job"]["cap_gib"]]
 FINISHED = [row for row in EVALUATED if not row["job"]["cap_gib"]]
 
 
-def bill_of(job: dict[str, Any], *, evaluates: bool = True) -> NanoGPTBill:
+def bill_of(job: dict[str, Any], *, evaluates: bool = True) -> TrainerBill:
     return nanogpt_bill(
         shape_of(job), job["batch"], compiled=job["compile"], evaluates=evaluates,
         gradient_accumulation_steps=job["accumulation"],

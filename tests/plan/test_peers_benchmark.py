@@ -48,6 +48,7 @@ def script(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_the_tiny_mode_measures_keeps_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "clone").mkdir()
     (tmp_path / "clone" / "model.py").write_text(MODEL.format(benchmarks=str(ROOT / "benchmarks")))

@@ -439,8 +439,13 @@ def test_a_runs_folder(run: Callable[..., Answer], tmp_path: Path) -> None:
 
 
 def test_no_training_lines_is_no_answer(run: Callable[..., Answer]) -> None:
-    code, out, err = run("-", pasted=b"Traceback (most recent call last):\n")
+    code, out, err = run("-", pasted=b"nothing of a run\n")
     assert (code, out) == (1, "") and "no training lines" in err
+
+
+def test_a_traceback_is_sent_to_the_doctor(run: Callable[..., Answer]) -> None:
+    code, out, err = run("-", pasted=b"Traceback (most recent call last):\n")
+    assert (code, out) == (1, "") and "onecard doctor LOG" in err
 
 
 def test_without_a_horizon_it_tells_what_it_can(run: Callable[..., Answer]) -> None:

@@ -241,3 +241,27 @@ def test_a_logs_own_lines_are_no_claims(run: Callable[..., Answer]) -> None:
 def test_the_format_of_these_logs_is_nanogpts() -> None:
     log = reading.read(FIRST.encode())
     assert log is not None and log.format == NANOGPT
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "16 x 32 x 1024 tokens per iteration",
+        "512 \u00d7 1,024 tokens a step",
+        "524,288 tokens per iteration",
+        "524.288 tokens por iteraci\u00f3n",
+        "524.288 Tokens pro Schritt",
+        "tokens per step: 524288",
+        "batch 16, grad accum 32, block 1024",
+    ],
+)
+def test_tokens_of_an_iteration_are_read_as_people_write_them(said: str) -> None:
+    head = f"My first iteration took 27 seconds, RTX 4070, 40M parameters, {said}, 6000 iterations.\n"
+    log = reading.read(head.encode())
+    assert log is not None
+    assert facts_of(log, Known()).tokens_per_step == TOKENS
+
+
+def test_the_shape_of_a_tensor_is_no_step() -> None:
+    log = reading.read(b"first step 27 s, 40M parameters, empty_strided_cuda((16 x 1024 x 50304) bf16)\n")
+    assert log is not None and facts_of(log, Known()).tokens_per_step is None

@@ -15,7 +15,10 @@ from onecard import cli
 from onecard.arch.shapes import GPT2Shape
 from onecard.hardware.cards import find_card
 from onecard.plan.options import Options
+from onecard.report import reading
 from onecard.report.findings import Forecast, ForecastPoint, Mistake, NextStep, Place
+from onecard.report.gathering.gather import facts_of
+from onecard.report.gathering.known import Known
 from onecard.report.log import Evaluations, Log, Steps
 from onecard.report.next.next_steps import next_steps_of
 from onecard.report.next.offers import config_of, hours_of, same_hours_here
@@ -285,3 +288,21 @@ def test_the_config_of_a_run_has_its_own_step() -> None:
 @pytest.fixture(autouse=True)
 def no_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+
+
+def test_hours_are_those_of_the_mfu_that_is_said() -> None:
+    """ "MFU 11-12%" is 7.3 hours of 6,000 steps: what comes next is offered for these, not for plan's 7.7."""
+    text = (
+        "My RTX 4070, n_layer=12 n_head=12 n_embd=384, 524,288 tokens per iteration, max_iters=6000, {mfu}\n"
+        "| step | train | val |\n|---|---|---|\n| 0 | 10.88 | 10.88 |\n| 3000 | 4.30 | 4.32 |\n"
+        "| 6000 | 4.14 | 4.17 |\n"
+    )
+    hours = []
+    for mfu in ("MFU 11-12%", "", "MFU 9%"):
+        log = reading.read(text.format(mfu=mfu).encode())
+        assert log is not None
+        found = hours_of(facts_of(log, Known()), Options())
+        assert found is not None
+        hours.append(found)
+    assert hours[0] == pytest.approx(7.3, abs=0.1) and hours[1] == pytest.approx(7.7, abs=0.2)
+    assert hours[2] == pytest.approx(11.5 / 9 * hours[0], rel=0.02)

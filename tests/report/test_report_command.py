@@ -195,3 +195,75 @@ def test_without_numpy_there_is_an_answer(log: str, tmp_path: Path) -> None:
     done = python("-c", code, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Healthy")
+
+
+def test_what_a_finished_run_proposes_is_not_what_was_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The terminal of a run, as people save it: its last line is a command for twice the steps."""
+    rows = "".join(
+        f"step {n}: train loss {5 - n / 300:.4f}, val loss {5.1 - n / 300:.4f}, val bpb 2.1\n"
+        f"iter {n}: loss {5 - n / 300:.4f}, time 90.00ms, 5,900 tok/s, lr 1.00e-02, eta 9s\n"
+        for n in range(0, 601, 50)
+    )
+    further = (
+        "to train further: onecard train --out_dir=out --init_from=resume --max_iters=1200 --extend=rewarm\n"
+    )
+    german = "zum Weitertrainieren: onecard train --out_dir=out --init_from=resume --max_iters=1200\n"
+    done = "done at step 600 of 600; saved as out/checkpoints/step-00000600\n"
+    for end, last in ((done + further, 600), (german, None), (f"$ {further.partition(': ')[2]}", 1200)):
+        (tmp_path / "run.log").write_text(rows + end)
+        assert main(["report", str(tmp_path / "run.log"), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["facts"].get("last_step") or {}).get("value") == last
+        main(["report", str(tmp_path / "run.log")])
+        assert "run.log · onecard log" in capsys.readouterr().out
+
+
+def test_an_evaluation_of_the_beginning_is_not_where_the_run_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(
+        f"iter {n}: loss {10.8 - n / 50:.4f}, time 400.00ms, mfu {11.5 if n > 50 else -100:.2f}%\n"
+        for n in range(0, 200, 10)
+    )
+    (tmp_path / "new.log").write_text(HEAD + "step 0: train loss 10.8812, val loss 10.8794\n" + rows)
+    assert main(["report", str(tmp_path / "new.log")]) == 0
+    shown = capsys.readouterr().out
+    assert "training loss is 7.00 at 49.8M tokens" in shown
+    assert "does not memorise" not in " ".join(shown.split()) and "train the same model" not in shown
+    assert "Not known: the card (--gpu), the last step (--max-iters)" in shown
+
+
+def test_tokens_that_nobody_knows_are_not_said_to_be_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = (10.88, 5.86, 4.95, 4.48, 4.32, 4.24, 4.19, 4.17)
+    rows = "".join(f"| {n} | {loss - 0.02:.2f} | {loss:.2f} |\n" for n, loss in enumerate(losses))
+    rows = "max_iters = 7000, n_embd = 384\n| step | train | val |\n|---|---|---|\n" + rows.replace(
+        " |", "000 |", 1
+    )
+    table = "".join(
+        line if n < 3 else f"| {n - 3}000 {line[3:]}\n" for n, line in enumerate(rows.splitlines(True))
+    )
+    (tmp_path / "table.md").write_text(table)
+    main(["report", str(tmp_path / "table.md"), "--full"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "train the same model for 21,000 steps with the decay" in shown
+
+
+def test_a_speed_that_the_log_does_not_show_is_called_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed = lines_of()
+    timeless = "".join(line for line in timed.splitlines(True) if "time" not in line)
+    for text, predicted in ((timed, False), (timeless, True)):
+        (tmp_path / "a.log").write_text(text)
+        assert main(["report", str(tmp_path / "a.log"), "--gpu", "RTX 4070", "--full"]) == 0
+        assert ("predicted: the log has no times" in " ".join(capsys.readouterr().out.split())) is predicted
+
+
+def test_each_verb_names_itself_where_a_log_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("eta", "report", "doctor"):
+        assert main([verb, "no-such.log"]) == 2
+        assert f"`onecard {verb} -` reads what you paste" in capsys.readouterr().err

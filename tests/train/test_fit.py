@@ -112,33 +112,34 @@ def _subclasses(owner: Any) -> Iterator[Any]:
         yield from _subclasses(cls)
 
 
+@pytest.mark.parametrize(("steps", "most"), [(140, 35), pytest.param(400, 100, marks=pytest.mark.long)])
 def test_a_hundred_times_out_of_memory_changes_nothing(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, in_float64: None
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, in_float64: None, steps: int, most: int
 ) -> None:
     for module in (regions, resident_module):
         monkeypatch.setattr(module, "PIECE", 2**10)  # small beside this small model: offloading saves
     monkeypatch.setattr(Fit, "may_offload", True)  # as on a card
     wider = "--n_embd=36"  # a shape of its own: what stands is remembered by shape
-    quiet = train(config("--out_dir=quiet", "--max_iters=400", wider))
+    quiet = train(config("--out_dir=quiet", f"--max_iters={steps}", wider))
     monkeypatch.setattr(refit_module, "_CLIMB_EVERY", 3)
-    injector = Injector(monkeypatch, chance=0.04, most=100)
-    loud = train(config("--out_dir=loud", "--max_iters=400", wider))
+    injector = Injector(monkeypatch, chance=0.04, most=most)
+    loud = train(config("--out_dir=loud", f"--max_iters={steps}", wider))
     assert injector.left == 0
     assert all(
         injector.raised[place] for place in ("forward", "backward", "entry of the update", "evaluation")
     )
-    assert injector.updates == 400, "one update a step, whatever happened in between"
+    assert injector.updates == steps, "one update a step, whatever happened in between"
     for name, expected in weights("quiet").items():
         assert (weights("loud")[name] - expected).abs().max() < 1e-9, name
     assert loud.values["val_loss"] == pytest.approx(quiet.values["val_loss"], abs=1e-9)
     assert loud.values["tokens"] == quiet.values["tokens"]
     refits = [e for e in events("loud") if e["event"] == "refitted"]
-    assert len(refits) == loud.values["refits"] > 20
+    assert len(refits) == loud.values["refits"] > most / 5
     sizes = {e["after"]["micro_batch"] for e in refits} | {4}
     assert len(sizes) <= MOST_MICRO_BATCHES
     assert {e["after"]["offload"] for e in refits} > {"none"}, "masters have moved to the host and back"
     reported = [x for x in read_metrics(Path("loud") / "metrics.jsonl") if "loss" in x]
-    assert [x["step"] for x in reported] == list(range(400)), "no step lost, none doubled"
+    assert [x["step"] for x in reported] == list(range(steps)), "no step lost, none doubled"
     rates = [x["lr"] for x in read_metrics(Path("quiet") / "metrics.jsonl") if "loss" in x]
     assert [x["lr"] for x in reported] == rates
 

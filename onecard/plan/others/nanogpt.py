@@ -24,78 +24,22 @@ between two neighbouring settings, in the bill as on a card.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
 
 from onecard.arch.shapes import GPT2Shape
-from onecard.language import N_
-from onecard.plan.lines import Line, total
-from onecard.plan.others.caching_allocator import CachingAllocator, RanOutError
 from onecard.plan.others.nanogpt_compiled import CompiledStep
 from onecard.plan.others.nanogpt_eager import EagerStep
 from onecard.plan.others.nanogpt_step import Step
+from onecard.plan.others.trainer import TrainerBill, played
 
 DTYPES = ("bfloat16", "float16", "float32")
-
-# From the third step on nothing changes: AdamW's averages exist, and what fits where has settled. Of the
-# micro-batches of a step the first finds no gradients, the second does, the third finds what it left.
-STEPS = 3
-MICRO_BATCHES = 3
-# Where memory is short, what lies where settles later: a few that get so far still end.
-SHORT_STEPS = 8
-SHORT_MICRO_BATCHES = 12
-
-
-@dataclass(frozen=True)
-class Confined:
-    """Steps with so much memory for PyTorch: where they end, or how often its cache is emptied."""
-
-    memory: int
-    ran_out: RanOutError | None
-    retries: int
-
-    @property
-    def in_pieces(self) -> bool:
-        """There was room for what it tried to allocate, but not in one piece."""
-        return self.ran_out is not None and self.ran_out.allocated + self.ran_out.tensor <= self.memory
-
-
-@dataclass(frozen=True)
-class NanoGPTBill:
-    """The peak of a training run, after the first steps."""
-
-    lines: tuple[Line, ...]  # largest first; add up to `allocated`
-    allocated: int
-    reserved: int  # what PyTorch takes from the card for it
-    moment: str  # where in the step the peak is; English, a key
-    step: Callable[[float], Step] = field(compare=False, repr=False)  # the same in so many bytes
-    accumulation: int = field(compare=False, repr=False)
-    evaluates: bool = field(compare=False, repr=False)  # before the first step
-
-    def within(self, memory: int) -> Confined:
-        """Does it run where PyTorch may take so many bytes?
-
-        Where tensors alone fit and their segments do not, PyTorch gives free segments back and tries again.
-        That does not help unless little is missing: most have a tensor in them that stays.
-        """
-        if self.reserved <= memory:
-            return Confined(memory, None, 0)
-        step = self.step(memory)
-        try:
-            step.run(SHORT_STEPS, min(self.accumulation, SHORT_MICRO_BATCHES), evaluates=self.evaluates)
-        except RanOutError as error:
-            return Confined(memory, error, step.heap.retries)
-        return Confined(memory, None, step.heap.retries)
 
 
 @lru_cache(maxsize=64)  # a step is played tensor by tensor: what is asked again is not played again
 def nanogpt_bill(
     shape: GPT2Shape, batch_size: int, *, dtype: str = "bfloat16", compiled: bool = True,
     dropout: float = 0.0, gradient_accumulation_steps: int = 40, evaluates: bool = True,
-) -> NanoGPTBill:  # fmt: skip
+) -> TrainerBill:  # fmt: skip
     """The bill for train.py's settings of these names. With one micro-batch a step forward has no gradients.
 
     bfloat16 by default: train.py's own choice on every card that has it. `evaluates`: before the first step,
@@ -106,28 +50,4 @@ def nanogpt_bill(
     def step(limit: float) -> Step:
         return kind(shape, batch_size, half=dtype != "float32", dropout=dropout > 0, limit=limit)
 
-    accumulation = min(gradient_accumulation_steps, MICRO_BATCHES)
-    heap = step(math.inf).run(STEPS, accumulation, evaluates=evaluates)
-    return NanoGPTBill(
-        _lines(heap), heap.peak_allocated, heap.peak_reserved, heap.peak_moment, step,
-        gradient_accumulation_steps, evaluates,
-    )  # fmt: skip
-
-
-def _lines(heap: CachingAllocator) -> tuple[Line, ...]:
-    terms: dict[str, list[tuple[int, str]]] = {}
-    for (what, factors), count in heap.alive_at_peak.items():
-        product = "·".join(str(factor) for factor in factors)
-        text = product if count == 1 else f"{count} × {product}"
-        terms.setdefault(what, []).append((count * prod(factors), text))
-    lines = [
-        Line(
-            what,
-            sum(size for size, _text in parts),
-            " + ".join(text for _size, text in sorted(parts, reverse=True)),
-        )
-        for what, parts in terms.items()
-    ]
-    lines.sort(key=lambda line: line.bytes, reverse=True)
-    rest = heap.peak_allocated - total(lines)
-    return (*lines, Line(N_("rounding to whole blocks"), rest, str(rest)))
+    return played(step, gradient_accumulation_steps, evaluates=evaluates)

@@ -8,17 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from onecard.language import _, ngettext, number
 from onecard.plan.amounts import count
+from onecard.plan.noise import CHARACTERS, PER_SEQUENCE, PER_TOKEN, USUAL_BLOCK
 from onecard.report.curve import columns
 from onecard.report.curve.detectors import FEWEST_FOR_NOISE, noise_of
 from onecard.report.curve.losses import SIGMAS, Points, finite, printed
-from onecard.report.curve.noise import (
-    CHARACTERS,
-    PER_SEQUENCE,
-    PER_TOKEN,
-    USUAL_BLOCK,
-    evaluation_error,
-    scatter,
-)
+from onecard.report.curve.noise import evaluation_error, scatter
 from onecard.report.findings import Finding
 from onecard.report.run_facts import RunFacts
 
@@ -68,8 +62,8 @@ def _change_by_scatter(facts: RunFacts, vals: Points, values: dict[str, object])
         level = change / (SIGMAS * math.sqrt(2))
         tokens = (PER_TOKEN**2 / block + PER_SEQUENCE**2) / level**2 * block
         text = _(
-            "Is {before} → {now} anything? If each evaluation draws other text, only from {tokens} "
-            "tokens each on; if all read the same text, yes. The slope over several says more."
+            "Is {before} → {now} more than chance? Yes, if every evaluation reads the same text. If each "
+            "reads other text, only if it reads {tokens} tokens or more. The slope over several says more."
         )
         yield Finding("last-change", text.format(tokens=count(tokens), **values), None, step, 30.0)
         return

@@ -22,6 +22,7 @@ SHOWN = 8
 SMALL_GAP, LARGE_GAP = 0.05, 0.15
 # A slope counts where it is so many times its error, and matters from so many nats per doubling on.
 SIGMAS, FALLING = 2.0, 0.02
+UNSEEN = 1.0  # an error so large is no figure
 LAST_DIGIT = 0.29  # of a unit: the standard deviation of what rounding leaves out
 INITIAL_SHARE = 0.03
 
@@ -78,8 +79,7 @@ def at_round_steps(points: Points) -> Points:
 
 
 def initial(facts: RunFacts) -> Iterator[Finding]:
-    """The loss that the run began with, against ln(vocabulary): a model that knows nothing guesses blindly.
-    The loss that the run began with, against ln(vocabulary): a model that knows nothing guesses blindly."""
+    """The loss that the run began with, against ln(vocabulary), that of blind guesses."""
     if not facts.vocab_size or facts.vocab_size < 2:
         return
     log = facts.log
@@ -92,8 +92,8 @@ def initial(facts: RunFacts) -> Iterator[Finding]:
     values = {"loss": loss, "blind": blind, "vocabulary": facts.vocab_size}
     if abs(loss - blind) <= INITIAL_SHARE * blind:
         text = _(
-            "The initial loss {loss:.2f} is ln({vocabulary:,}) = {blind:.2f}: the model began unlearned and "
-            "sound."
+            "The initial loss {loss:.2f} is ln({vocabulary:,}) = {blind:.2f}: the model began "
+            "knowing nothing, as it should."
         )
         yield Finding("initial-loss", text.format(**values), True, step, 10.0)
     elif loss > blind:
@@ -123,7 +123,7 @@ def gaps(facts: RunFacts) -> Points:
 def gap(facts: RunFacts) -> Iterator[Finding]:
     """The generalisation gap, and whether it grows."""
     pairs = gaps(facts)
-    if not pairs:
+    if not pairs or pairs[-1][0] <= 0:  # before the first step nothing is learnt, nor memorised
         return
     tail = [value for _step, value in pairs[-max(1, len(pairs) // 8) :]]
     now, step = statistics.fmean(tail), pairs[-1][0]
@@ -232,6 +232,9 @@ def slope(facts: RunFacts) -> Iterator[Finding]:
             "{error:.3f}) since step {begin:,}."
         ).format(**{**values, "nats": max(abs(found.nats), FALLING)})
         yield Finding("plateau", text, None, found.begin, 45.0)
+    elif found.error > UNSEEN:
+        text = _("Whether the loss still falls cannot be seen in so few steps.")
+        yield Finding("slope-unclear", text, None, found.begin, 20.0)
     else:
         text = _(
             "Whether the loss still falls cannot be seen: {signed:+.3f} ± {error:.3f} nats per doubling of "

@@ -126,9 +126,16 @@ def _resume(facts: RunFacts, old: Start, new: Start, noise: float) -> Finding | 
     if at < FIRST_COMPARED or len(before) < FEWEST_COMPARED or len(after) < 3:
         return None
     trend = _trend(before[-4 * AROUND_A_RESUME :])
-    before, later = before[-AROUND_A_RESUME:], after[:AROUND_A_RESUME]
+    later = after[:AROUND_A_RESUME]
+    # Where the old start had gone further, its own losses of the same steps.
+    again = [(int(s), loss) for s, loss in old.steps.pairs("loss") if at < s <= later[-1][0]]
+    again = [(s, loss) for s, loss in again if math.isfinite(loss)]
+    alike = [(s, loss) for s, loss in later if again and at < s <= again[-1][0]]
+    if min(len(again), len(alike)) >= FEWEST_COMPARED:
+        before, later, trend = again, alike, 0.0
+    before = before[-AROUND_A_RESUME:]
     left, right = (statistics.fmean(loss for _s, loss in part) for part in (before, later))
-    apart = statistics.fmean(s for s, _loss in later) - statistics.fmean(s for s, _loss in before)
+    apart = _log_mean(later) - _log_mean(before)
     error = noise * math.sqrt(1 / len(before) + 1 / len(later))
     # The loss falls on between the two means as well.
     jump = right - left - min(0.0, trend) * apart
@@ -161,13 +168,20 @@ def _resume(facts: RunFacts, old: Start, new: Start, noise: float) -> Finding | 
 
 
 def _trend(points: list[tuple[int, float]]) -> float:
-    """Nats a step, from the first half to the second."""
+    """Nats per doubling of the steps, from the first half of these to the second; a curve is nearly straight
+    over the logarithm of its steps, once its first steep part is over."""
+    last = points[-1][0]
+    points = [point for point in points if point[0] >= last / 2] or points
     half = len(points) // 2
-    (a, early), (b, late) = (
-        (statistics.fmean(s for s, _loss in part), statistics.fmean(loss for _s, loss in part))
-        for part in (points[:half], points[half:])
-    )
-    return (late - early) / max(1.0, b - a)
+    early, late = points[:half], points[half:]
+    if not early or (apart := _log_mean(late) - _log_mean(early)) <= 0:
+        return 0.0
+    fell = statistics.fmean(loss for _s, loss in late) - statistics.fmean(loss for _s, loss in early)
+    return fell / apart
+
+
+def _log_mean(points: list[tuple[int, float]]) -> float:
+    return statistics.fmean(math.log2(max(s, 1)) for s, _loss in points)
 
 
 def passes(facts: RunFacts) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ from onecard.report.gathering.known import (
 from onecard.report.gathering.run_folder import run_folder
 from onecard.report.gathering.source import Source, named, opened
 from onecard.report.log import Log
+from onecard.report.reading.seeing import seen
 from onecard.run.directory import RunDirectory
 from onecard.run.pause import is_paused
 from onecard.terminal import columns, hanging, show, show_json
@@ -97,6 +98,8 @@ def _log_of(source: str, stream: Source) -> Log:
             exit_code=1,
         )
     if log is None:
+        if (found := seen(stream.content)).kind == "traceback":
+            raise found.error(named(source))
         raise UserError(
             _("no training lines were found in {source}").format(source=named(source)),
             _("known are those of nanoGPT, nanochat, onecard and the Hugging Face Trainer"),

@@ -16,6 +16,7 @@ from onecard.hardware.cards import Card
 from onecard.hardware.measured import load_measured
 from onecard.language import _
 from onecard.plan.others.nanogpt_speed import nanogpt_step_time
+from onecard.plan.ranges import Spread, spread_of
 from onecard.plan.rates import Rates, rates_of
 from onecard.plan.speed import StepTime, step_time
 from onecard.report.eta.mfu import A100_FLOPS, peak_of
@@ -26,7 +27,6 @@ from onecard.report.run_facts import RunFacts
 
 # Shares that the figure may be off: of a card that it was fitted to, of any other, and of a trainer that plan
 # has no figure of its own for.
-_CALIBRATED, _USUAL, _OTHER_TRAINER = 0.15, 0.25, 0.35
 _MORE_CARDS = 0.15  # that the exchange of gradients may take
 _LAYERS = 12  # of a GPT of which only the parameters are known
 _GPT2_BATCH = 12
@@ -90,16 +90,18 @@ def _by_stated_mfu(facts: RunFacts, flops: float, floor_ms: float) -> Range | No
 
 
 def _by_plan(facts: RunFacts, shape: Shape, card: Card, floor_ms: float, notes: list[str]) -> Range | None:
-    step, share = _step_time(facts, shape, card, notes)
-    if step is None or facts.tokens_per_step is None:
+    found = _step_time(facts, shape, card, notes)
+    if found is None or facts.tokens_per_step is None:
         return None
-    mid = max(1000 * step.seconds * facts.tokens_per_step / (step.tokens * facts.cards), floor_ms)
-    high = mid * (1 + share)
+    step, spread = found
+    share = 1000 * facts.tokens_per_step / (step.tokens * facts.cards)
+    mid = max(step.seconds * share, floor_ms)
+    low, high = (seconds * share for seconds in spread.seconds(step.seconds))
     if facts.cards > 1:
         high *= 1 + _MORE_CARDS
     if facts.compiled is None and (eager := _eager(facts, shape, card)):
         high = max(high, mid * eager / step.seconds)
-    return Range(mid, max(mid / (1 + share), floor_ms), high)
+    return Range(mid, max(low, floor_ms), max(high, mid))
 
 
 def _program(facts: RunFacts, shape: Shape) -> str:
@@ -131,34 +133,37 @@ def _shape_of(parameters: int | None, block_size: int | None, notes: list[str]) 
     return shape
 
 
-def _step_time(facts: RunFacts, shape: Shape, card: Card, notes: list[str]) -> tuple[StepTime | None, float]:
-    """A step's time by plan on one card, and the share that it may be off."""
+def _step_time(facts: RunFacts, shape: Shape, card: Card, notes: list[str]) -> tuple[StepTime, Spread] | None:
+    """A step's time by plan on one card, and how far off it may be."""
     rates, dtype = _rates(facts, card)
     if rates is None:
-        return None, 0.0
-    usual = _CALIBRATED if rates.calibrated else _USUAL
+        return None
+    dropout = facts.dropout or 0.0
     assert facts.tokens_per_step is not None
     sequences = max(1, facts.tokens_per_step // shape.block_size)
     batch = min(facts.batch_size or _GPT2_BATCH, sequences)
     if _program(facts, shape) == "nanoGPT" and isinstance(shape, GPT2Shape):
         step = nanogpt_step_time(
-            shape, batch, sequences, rates, compiled=facts.compiled is not False, dtype=dtype
-        )
-        return step, usual if facts.log.format != HUGGINGFACE else _OTHER_TRAINER
+            shape, batch, sequences, rates, compiled=facts.compiled is not False, dtype=dtype,
+            dropout=dropout,
+        )  # fmt: skip
+        engine = "nanogpt" if facts.log.format != HUGGINGFACE else "other"
+        return step, spread_of(step, shape, batch, calibrated=rates.calibrated, engine=engine)
     setting = Setting(batch, batch * shape.block_size)
     if facts.config is not None:
         setting = setting_of(facts.config, shape)
     by_muon = facts.optimizer == "muon"
     try:
-        step = step_time(shape, setting, dtype, rates, sequences, by_muon=by_muon)
+        step = step_time(shape, setting, dtype, rates, sequences, by_muon=by_muon, dropout=dropout)
     except (UserError, ArithmeticError, KeyError):
-        return None, 0.0
+        return None
+    engine = "onecard"
     if facts.log.format in NANOCHATS:
         notes.append(
             _("plan has no figure for nanochat's own trainer: onecard's for the same model is taken")
         )
-        return step, _OTHER_TRAINER
-    return step, usual
+        engine = "other"
+    return step, spread_of(step, shape, setting.micro_batch, calibrated=rates.calibrated, engine=engine)
 
 
 def _rates(facts: RunFacts, card: Card) -> tuple[Rates | None, str]:

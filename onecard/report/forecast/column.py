@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onecard.report.curve.columns import finite
-from onecard.report.forecast.seen import FEWEST
+from onecard.report.forecast.seen import FEWEST, noise_of
 from onecard.report.log import Log
 
 MOST = 400  # points; more are means of equally many
@@ -26,19 +26,29 @@ def column_of(log: Log, begin: float) -> Column | None:
     """The curve; `begin`: what is before it (the warm-up) says nothing about the end."""
     val = _points(*finite(log.evaluations, "val"))
     steps, averaged = _points(*finite(log.steps, "loss")), _points(*finite(log.evaluations, "train"))
-    train = max((averaged, steps), key=lambda points: len(points) >= FEWEST and len(points))
-    enough = sum(step >= begin for step, _ in val)
-    if enough >= FEWEST and (enough >= 2 * FEWEST or len(train) < TRAIN_IS_BETTER * enough):
+    train = max((averaged, steps), key=lambda points: (len(points) >= FEWEST, len(points)))
+    enough = [point for point in val if point[0] >= begin]
+    shape = [point for point in train if point[0] >= begin]
+    if len(enough) >= FEWEST and not _clearer(shape, enough):
         return Column("val", val, _bad(log.evaluations.val))
-    if enough >= 2 and len(train) > TRAIN_IS_BETTER * enough:
+    if len(enough) >= 2 and _clearer(shape, enough):
         # Few evaluations: the shape is the training loss's, the level theirs.
-        off = [loss - _between(train, step) for step, loss in val if step >= begin][-FEWEST:]
+        off = [loss - _between(train, step) for step, loss in enough[-FEWEST:]]
         gap = math.fsum(off) / len(off)
         return Column("val", [(step, loss + gap) for step, loss in train], _bad(log.steps.loss))
     if not train and not val:
         return None
     chosen = ("train", train) if len(train) > len(val) else ("val", val)
     return Column(*chosen, ended_badly=_bad(log.steps.loss if chosen[0] == "train" else log.evaluations.val))
+
+
+def _clearer(train: Sequence[tuple[float, float]], val: Sequence[tuple[float, float]]) -> bool:
+    """Do many training losses show the trend better than few evaluations?"""
+    if len(train) <= TRAIN_IS_BETTER * len(val):
+        return False
+    if len(val) < FEWEST:
+        return True
+    return noise_of(train) / math.sqrt(len(train)) < noise_of(val) / math.sqrt(len(val))
 
 
 def _points(steps: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:

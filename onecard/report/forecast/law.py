@@ -15,21 +15,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onecard.report.forecast.rates import Rates
+from onecard.report.forecast.rates import Rates, Shape
 from onecard.report.forecast.seen import Seen
 
 ALPHAS = tuple(0.3 * (1.6 / 0.3) ** (i / 15) for i in range(16))
+# The first is the one that a run's features are counted by.
+SHAPES = (Shape(0.4, 0.3, 20.0), Shape(0.2, 0.3, 20.0), Shape(0.4, 1.0, 150.0))
+PARTICLES = tuple((shape, alpha) for shape in SHAPES for alpha in ALPHAS)
 USUAL_ALPHA = (-0.4, 0.11)  # of its logarithm: mean, standard deviation
 GAIN_WIDTH = 0.5  # of the gain around what is usual
 EARLY_STEPS = 50.0  # progress that a run has made before its first step, as it were
 DRIFT_OF_SLOPE, LEAST_DRIFT, DRIFT_LENGTH, DRIFT_GROWS = 0.05, 0.001, 1.5, 0.3
+EARLY_DRIFT = 1300.0  # steps until which the drift is more than twice as large
 NOISE_SCALE = 2.0
 Vector = list[float]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the seen points say, before anything is assumed: sums that a posterior needs, by alpha."""
+    """What the seen points say, before anything is assumed: sums that a posterior needs, by particle."""
 
     matrices: list[list[Vector]]  # 3 × 3 each
     vectors: list[Vector]
@@ -37,7 +41,8 @@ class Evidence:
     carried: list[Vector]  # how the drift at the end follows from the points
     carried_loss: float
     drift: float  # variance of the drift at the end, given the points
-    powers: Vector  # of the progress at the end
+    at_end: list[Vector]  # floor's, height's and gain's part in the loss at the end
+    at_now: Vector  # gain's part in the law's loss at the last point
     level: float  # the last loss: all losses count from it
     slope: float  # a first estimate of -d loss / d log progress
     progress: float
@@ -62,32 +67,41 @@ class Posterior:
 def evidence_of(seen: Seen, rates: Rates, later: Rates, end: float) -> Evidence:
     """Of points under `rates`, for the loss at `end` under `later`: the same, or those of another run."""
     n = len(seen.steps)
-    progress = [rates.progress(step) + EARLY_STEPS for step in seen.steps] + [
-        later.progress(end) + EARLY_STEPS
-    ]
-    cooled = [rates.cooled(step) for step in seen.steps] + [later.cooled(end)]
-    far = [math.log(p / progress[n - 1]) for p in progress]
+    progress = {shape: _progress(seen, rates, later, end, shape) for shape in SHAPES}
+    cooled = {
+        shape: [*(rates.cooled(step, shape) for step in seen.steps), later.cooled(end, shape)]
+        for shape in SHAPES
+    }
     when = [math.log(step) for step in (*seen.steps, end)]
-    slope = _slope(far[:n], seen.losses)
+    reached = progress[SHAPES[0]]
+    slope = _slope([math.log(p / reached[n - 1]) for p in reached[:n]], seen.losses)
     drift = _drift(when, n, DRIFT_OF_SLOPE * slope + LEAST_DRIFT)
     noise = [(NOISE_SCALE * seen.noise) ** 2 / count + 1e-9 for count in seen.counts]
     factor = cholesky([[drift[i][j] + (noise[i] if i == j else 0.0) for j in range(i + 1)] for i in range(n)])
     level = seen.losses[-1]
     loss = _forward(factor, [y - level for y in seen.losses])
     one = _forward(factor, [1.0] * n)
-    gain = _forward(factor, [-c for c in cooled[:n]])
     to_end = _forward(factor, drift[n][:n])
-    matrices, vectors, carried = [], [], []
-    for alpha in ALPHAS:
-        columns = (one, _forward(factor, [math.exp(-alpha * x) for x in far[:n]]), gain)
+    gains = {shape: _forward(factor, [-c for c in cooled[shape][:n]]) for shape in SHAPES}
+    matrices, vectors, carried, at_end = [], [], [], []
+    for shape, alpha in PARTICLES:
+        powers = [(p / progress[shape][n - 1]) ** -alpha for p in progress[shape]]
+        columns = (one, _forward(factor, powers[:n]), gains[shape])
         matrices.append([[_dot(a, b) for b in columns] for a in columns])
         vectors.append([_dot(a, loss) for a in columns])
         carried.append([_dot(a, to_end) for a in columns])
+        at_end.append([1.0, powers[n], -cooled[shape][n]])
+    usual = cooled[SHAPES[0]]
     return Evidence(
         matrices, vectors, _dot(loss, loss), carried, _dot(loss, to_end), drift[n][n] - _dot(to_end, to_end),
-        [math.exp(-alpha * far[n]) for alpha in ALPHAS], level, slope, progress[n - 1], progress[n],
-        cooled[n - 1], cooled[n], seen.noise, n,
+        at_end, [-cooled[shape][n - 1] for shape, _ in PARTICLES], level, slope, reached[n - 1], reached[n],
+        usual[n - 1], usual[n], seen.noise, n,
     )  # fmt: skip
+
+
+def _progress(seen: Seen, rates: Rates, later: Rates, end: float, shape: Shape) -> Vector:
+    seen_progress = [rates.progress(step, shape.power) + EARLY_STEPS for step in seen.steps]
+    return [*seen_progress, later.progress(end, shape.power) + EARLY_STEPS]
 
 
 def posterior(evidence: Evidence, log_gain: float, gain_width: float = GAIN_WIDTH) -> Posterior:
@@ -95,7 +109,7 @@ def posterior(evidence: Evidence, log_gain: float, gain_width: float = GAIN_WIDT
     usual = math.exp(log_gain)
     precision = (1e-8, 1e-6, 1 / (gain_width * usual) ** 2)
     weights, rows = [], []
-    for i, alpha in enumerate(ALPHAS):
+    for i, (_, alpha) in enumerate(PARTICLES):
         matrix = [
             [evidence.matrices[i][a][b] + (precision[a] if a == b else 0.0) for b in range(3)]
             for a in range(3)
@@ -106,11 +120,11 @@ def posterior(evidence: Evidence, log_gain: float, gain_width: float = GAIN_WIDT
         off = evidence.square + precision[2] * usual**2 - _dot(vector, found)
         unusual = (math.log(alpha) - USUAL_ALPHA[0]) / USUAL_ALPHA[1]
         weights.append(-0.5 * (off + math.log(determinant) + unusual**2) - (20 if found[1] <= 0 else 0))
-        at_end = (1.0, evidence.powers[i], -evidence.cooled_end)
-        free = [a - b for a, b in zip(at_end, evidence.carried[i], strict=True)]
+        free = [a - b for a, b in zip(evidence.at_end[i], evidence.carried[i], strict=True)]
         mean = _dot(free, found) + evidence.carried_loss
         variance = _dot(free, [_dot(row, free) for row in inverse]) + evidence.drift
-        rows.append((mean, variance, found, inverse[2][2], alpha))
+        level = found[0] + found[1] + evidence.at_now[i] * found[2]
+        rows.append((mean, variance, found, inverse[2][2], alpha, level))
     top = max(weights)
     weights = [math.exp(w - top) for w in weights]
     total = math.fsum(weights)
@@ -127,7 +141,7 @@ def posterior(evidence: Evidence, log_gain: float, gain_width: float = GAIN_WIDT
         alpha=expected([r[4] for r in rows]),
         gain=gain,
         gain_width=math.sqrt(expected([r[3] + (r[2][2] - gain) ** 2 for r in rows])),
-        level=evidence.level + expected([r[2][0] + r[2][1] - evidence.cooled * r[2][2] for r in rows]),
+        level=evidence.level + expected([r[5] for r in rows]),
     )
 
 
@@ -146,7 +160,10 @@ def _slope(far: Vector, losses: Vector) -> float:
 
 def _drift(when: Vector, n: int, size: float) -> list[Vector]:
     """Covariance of the drift between all points and the end."""
-    sizes = [size * math.exp(DRIFT_GROWS * max(when[n - 1] - w, 0.0)) for w in when]
+    sizes = [
+        size * (1 + EARLY_DRIFT / math.exp(w)) * math.exp(DRIFT_GROWS * max(when[n - 1] - w, 0.0))
+        for w in when
+    ]
     return [
         [sizes[i] * sizes[j] * math.exp(-abs(when[i] - when[j]) / DRIFT_LENGTH) for j in range(n + 1)]
         for i in range(n + 1)

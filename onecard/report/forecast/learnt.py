@@ -17,7 +17,7 @@ from onecard.report.forecast.law import Evidence, Posterior, posterior
 from onecard.report.forecast.rates import Rates
 
 # An AdamW rate says how large a cool-down's gain is; a Muon rate, or one relative to its peak, does not.
-ADAMW_RATES = (5e-5, 2.6e-3)
+ADAMW_RATES = (5e-5, 3.2e-3)
 FIRST_GAIN = 0.15  # before the slope is known
 TURNS = 2  # the usual gain depends on the slope, and the slope on the gain
 # How near a run is to a published one, by feature; from leave-family-out cross validation.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onecard.language import N_, _
+from onecard.language import N_, _, ngettext
 from onecard.language import number as shown
 from onecard.report.findings import Forecast, ForecastPoint
 from onecard.report.forecast import plain
@@ -29,21 +29,24 @@ from onecard.report.run_facts import RunFacts
 
 AGAIN = N_("decayed and restarted")
 LONGER = N_("longer from the start")
-COOLED = N_("cooled down over the last fifth")
+COOLED = N_("trained on, decay in the last fifth")
 STAYS = N_("the rate stays as it is")
 COSINE = N_("a cosine down to a tenth of the rate")
 
 HORIZONS = (1.5, 2.0, 3.0)  # times the run
-LEAST_SEEN = 0.1  # of a horizon
+LEAST_SEEN = 0.15  # of a horizon
+EARLY, EARLY_WIDER = 0.2, 1.6  # of it less seen than any forecast that was learnt from: so much wider
 FURTHEST = 3.4  # times what is seen, of a horizon that nobody planned
 FINISHED = 0.97
-ASSUMED = 1.5  # times wider, where the schedule is assumed
+DECAYED = 0.15  # of its peak: a rate this low has come down, even if nobody says where it ends
+ASSUMED = 2.0  # times wider, where the schedule is assumed
 SURE = 1.28  # standard deviations of an 80% range
 LEAST_HALF = 0.003
 RISEN, RISEN_SIGMAS = 0.02, 4.0
 NOISY = 0.1  # nats: the error of a mean of a tenth of the points
 STRANGE = 0.25  # less like any published run than this
 MANY_PASSES = 4.0
+RISING = 0.15  # nats above the curve's end: a law that says so does not fit it
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Case:
 
 def forecast_of(facts: RunFacts) -> Forecast:
     """The end of this schedule first, then other horizons; or why there is no forecast."""
-    course = course_of(facts)
+    course = course_of(facts) or _decayed(facts)
     past = course.rates if course is not None else past_of(facts)
     column = column_of(facts.log, past.warm_at if past is not None else 0.02 * facts.step)
     if column is None:
@@ -73,6 +76,14 @@ def forecast_of(facts: RunFacts) -> Forecast:
     return _forecast(facts, column, course, past)
 
 
+def _decayed(facts: RunFacts) -> Course | None:
+    """A run whose logged rate has come down, and for which nobody says a later step: finished."""
+    past = past_of(facts)
+    if past is None or (facts.last_step or 0) * FINISHED > facts.step:
+        return None
+    return Course(past, facts.step, True) if past.at(facts.step) <= DECAYED * past.peak else None
+
+
 def _forecast(facts: RunFacts, column: Column, course: Course | None, past: Rates | None) -> Forecast:
     now = max(facts.step, column.points[-1][0])
     cases = list(_cases(facts, course, past, now))
@@ -80,15 +91,21 @@ def _forecast(facts: RunFacts, column: Column, course: Course | None, past: Rate
     predictions: list[Prediction] = []
     if course is not None and now >= FINISHED * course.end:
         points.append(_measured(facts, column, course.end))
+    # More steps end no higher than those there were.
+    end = smoothed_end(column.points, noise_of(column.points[-60:])) if points or course is None else math.inf
     for case in cases:
         found = predict(column.points, case.rates, case.end, case.later)
         half = found.half * case.wider * (learnt().horizons if case.name else 1.0)
-        points.append(_point(facts, case, found.loss, half))
+        half *= EARLY_WIDER if now < EARLY * case.end else 1.0
+        points.append(_point(facts, case, min(found.loss, end), half))
         predictions.append(found)
     if not points:
         return Forecast(
             refused=_("There is no forecast: every horizon is more than three times what is seen.")
         )
+    if refused := _unbelievable(column, predictions):
+        measured = tuple(point for point in points if not point.case and point.step <= now)
+        return Forecast(measured, "" if measured else refused, column.name, (refused,) if measured else ())
     laws: list[tuple[str, float]] = []
     if cases:
         first = cases[0]
@@ -97,7 +114,19 @@ def _forecast(facts: RunFacts, column: Column, course: Course | None, past: Rate
             (_("a power law"), plain.power_law(column.points, first.rates, first.end)),
             (_("the last value"), plain.last_value(column.points)),
         ]
-    return Forecast(tuple(points), "", tuple(_notes(facts, column, course, points, predictions)), tuple(laws))
+    notes = tuple(_notes(facts, column, course, points, predictions))
+    return Forecast(tuple(points), "", column.name, notes, tuple(laws))
+
+
+def _unbelievable(column: Column, predictions: list[Prediction]) -> str:
+    """Why laws that were fitted to this curve say nothing about it."""
+    losses = [found.loss for found in predictions]
+    if losses and min(losses) <= 0:
+        return _("There is no forecast: a loss so near to zero follows no law of learning.")
+    noise = noise_of(column.points[-60:])
+    if losses and max(losses) > smoothed_end(column.points, noise) + max(RISING, RISEN_SIGMAS * noise):
+        return _("There is no forecast: no law of learning fits the part of the curve that is seen.")
+    return ""
 
 
 # --- which schedules ------------------------------------------------------------------------------------
@@ -122,7 +151,7 @@ def _cases(facts: RunFacts, course: Course | None, past: Rates | None, now: floa
 
 
 def _unknown(facts: RunFacts, past: Rates | None, now: float) -> Iterator[Case]:
-    """Two cases of a schedule that nobody says."""
+    """Two cases of a schedule that nobody says: it is down by now and starts again, or it is longer."""
     last = facts.last_step or 0
     if last * FINISHED > now:
         ends = [float(last)] if now >= LEAST_SEEN * last else []
@@ -132,7 +161,7 @@ def _unknown(facts: RunFacts, past: Rates | None, now: float) -> Iterator[Case]:
         for times in HORIZONS:
             new, whole = round(times * now), cosine(now)
             yield Case(AGAIN, restarted(whole, now, new), new, wider=ASSUMED)
-            yield Case(LONGER, whole, new, cosine(new), ASSUMED)
+            yield Case(LONGER, cosine(new), new, wider=ASSUMED)
         return
     for end in ends:
         if past is None:
@@ -158,7 +187,7 @@ def _measured(facts: RunFacts, column: Column, end: int) -> ForecastPoint:
     loss = smoothed_end(column.points, noise)
     last = sum(step >= 0.98 * column.points[-1][0] for step, _ in column.points)
     half = max(SURE * noise / math.sqrt(last), LEAST_HALF)
-    return ForecastPoint(end, _tokens(facts, end), loss, loss - half, loss + half)
+    return ForecastPoint(end, _tokens(facts, end), loss, max(loss - half, 0.0), loss + half)
 
 
 def _tokens(facts: RunFacts, step: float) -> int | None:
@@ -178,10 +207,16 @@ def _refused(column: Column, past: Rates | None) -> str:
     warm = past.warm_at if past is not None else 0.0
     points = [(step, loss) for step, loss in column.points if step >= max(warm, 1.0)]
     if len(points) < FEWEST:
-        text = _(
-            "There is no forecast yet: the curve has {n} points behind the warm-up, and {least} are needed."
+        text = ngettext(
+            "There is no forecast yet: the curve has {n} point behind the warm-up, and {least} are needed.",
+            "There is no forecast yet: the curve has {n} points behind the warm-up, and {least} are needed.",
+            len(points),
         )
         return text.format(n=len(points), least=FEWEST)
+    begin, end = points[0][0], points[-1][0]
+    if end - begin < LEAST_SEEN * end:
+        text = _("There is no forecast: steps {begin:,} to {end:,} are too small a part of the run.")
+        return text.format(begin=round(begin), end=round(end))
     noise, tail = noise_of(points), max(len(points) // 10, 1)
     if noise / math.sqrt(tail) > NOISY:
         text = _(

@@ -1,8 +1,8 @@
 """A learning rate by step, relative to its peak, and what a run has walked under it.
 
-Three figures of a schedule matter to a loss: how far the run has come (the sum of the rate's power PROGRESS:
-a low rate goes on learning faster than in proportion), how far the rate has fallen, and how much of each fall
-has already shown in the loss. The last is the kernel of the multi-power law (arXiv 2503.12811).
+Three figures of a schedule matter to a loss: how far the run has come (the sum of a power of the rate: a low
+rate goes on learning faster than in proportion), how far the rate has fallen, and how much of each fall has
+already shown in the loss. The last is the kernel of the multi-power law (arXiv 2503.12811).
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-# Chosen by leave-family-out cross validation over published runs (benchmarks/forecast.py).
-PROGRESS = 0.4
-KERNEL = 0.3
-STEPS_OF_KERNEL = 20.0
 LARGEST_FALL = 0.02  # of one entry of `falls`
 NODES = 400  # of a table that is computed or thinned
 AT_PEAK = 0.999
+
+
+class Shape(NamedTuple):
+    """A law's constants that are the same for all runs."""
+
+    power: float  # of the rate, in the sum that is progress
+    kernel: float  # after so many steps a fall has shown by 1 - (1 + steps / memory) ** -kernel
+    memory: float
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,20 @@ class Rates:
         return next(s for s, rate in zip(self.steps, self.relative, strict=True) if rate >= AT_PEAK)
 
     @cached_property
-    def _sums(self) -> tuple[list[float], list[float]]:
-        """Up to each node: the area under the rate, and the progress."""
-        area, progress = [0.0], [0.0]
+    def _areas(self) -> list[float]:
+        return self._sums(1.0)
+
+    @cached_property
+    def _progress(self) -> dict[float, list[float]]:
+        return {}
+
+    def _sums(self, power: float) -> list[float]:
+        """Of the rate's power, up to each node."""
+        sums = [0.0]
         for i in range(len(self.steps) - 1):
             width, a, b = self.steps[i + 1] - self.steps[i], self.relative[i], self.relative[i + 1]
-            area.append(area[-1] + width * (a + b) / 2)
-            progress.append(progress[-1] + width * _mean_power(a, b))
-        return area, progress
+            sums.append(sums[-1] + width * _mean_power(a, b, power))
+        return sums
 
     def _where(self, step: float) -> tuple[int, float, float]:
         """The node before a step, the steps since, and the relative rate there."""
@@ -67,12 +78,15 @@ class Rates:
     def area(self, step: float) -> float:
         """Steps at the peak that have the same sum of rates."""
         i, since, rate = self._where(step)
-        return self._sums[0][i] + since * (self.relative[i] + rate) / 2
+        return self._areas[i] + since * (self.relative[i] + rate) / 2
 
-    def progress(self, step: float) -> float:
+    def progress(self, step: float, power: float) -> float:
         """Steps at the peak that bring a run as far."""
+        sums = self._progress.get(power)
+        if sums is None:
+            sums = self._progress[power] = self._sums(power)
         i, since, rate = self._where(step)
-        return self._sums[1][i] + since * _mean_power(self.relative[i], rate)
+        return sums[i] + since * _mean_power(self.relative[i], rate, power)
 
     @cached_property
     def falls(self) -> list[tuple[float, float, float]]:
@@ -89,22 +103,22 @@ class Rates:
                 found.append((fall / parts, self.area(step), max(self.relative[i] - fall * share, 1e-3)))
         return found
 
-    def cooled(self, step: float) -> float:
+    def cooled(self, step: float, shape: Shape) -> float:
         """How much of the falls until a step shows in the loss: 0 at a constant rate, towards 1 at rate 0."""
         area = self.area(step)
         return sum(
-            fall * (1 - (1 + (area - at) / (STEPS_OF_KERNEL * rate)) ** -KERNEL)
+            fall * (1 - (1 + (area - at) / (shape.memory * rate)) ** -shape.kernel)
             for fall, at, rate in self.falls
             if area > at
         )
 
 
-def _mean_power(a: float, b: float) -> float:
-    """The mean of rate ** PROGRESS while the rate goes from a to b in a line."""
+def _mean_power(a: float, b: float, power: float) -> float:
+    """The mean of rate ** power while the rate goes from a to b in a line."""
     a, b = max(a, 1e-6), max(b, 1e-6)
     if abs(b - a) < 1e-9:
-        return a**PROGRESS
-    return (b ** (PROGRESS + 1) - a ** (PROGRESS + 1)) / ((PROGRESS + 1) * (b - a))
+        return a**power
+    return (b ** (power + 1) - a ** (power + 1)) / ((power + 1) * (b - a))
 
 
 def table(rows: Sequence[tuple[float, float]]) -> Rates | None:

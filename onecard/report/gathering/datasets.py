@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from onecard.config.dataset import DataFacts, data_facts
 from onecard.errors import UserError
+from onecard.plan.texts import known_text
 from onecard.report.gathering.sources import Sources, whole
 
-# In a name without its signs; the first that fits counts.
-_NAMES = (
-    ("finewebedu", "FineWeb-Edu"), ("fwedu", "FineWeb-Edu"), ("edufineweb", "FineWeb-Edu"),
-    ("fineweb", "FineWeb"),
-    ("openwebtext", "OpenWebText"), ("owt", "OpenWebText"), ("climbmix", "ClimbMix"),
-    ("tinystories", "TinyStories"), ("shakespeare", "tinyshakespeare"), ("pile", "Pile"), ("c4", "C4"),
-    ("slimpajama", "SlimPajama"), ("redpajama", "RedPajama"), ("wikitext", "WikiText"),
-)  # fmt: skip
+# Where references.toml writes a name otherwise.
+_THERE = {"tiny Shakespeare": "tinyshakespeare"}
 
 NO_DATA = DataFacts(Path(), is_there=False)
 
@@ -25,8 +19,8 @@ def dataset_named(dataset: str | None) -> str | None:
     """As others write about it; a name of its own stays as it is."""
     if not dataset:
         return None
-    bare = re.sub(r"[^a-z0-9]", "", dataset.lower())
-    return next((name for key, name in _NAMES if key in bare), dataset)
+    text = known_text(dataset)
+    return _THERE.get(text.name, text.name) if text is not None else dataset
 
 
 def data_here(dataset: str | None) -> DataFacts | None:

@@ -38,7 +38,7 @@ class Input:
 
 def read_input(source: str) -> Input:
     path = source if source == "-" else str(_log_in(Path(source)) if _is_folder(source) else source)
-    with opened(path) as stream:
+    with opened(path, "report") as stream:
         log = reading.read(stream)
     if log is None:
         raise reading.seen(stream.content).error(named(source))
@@ -83,7 +83,9 @@ def _log_in(folder: Path) -> Path:
         raise UserError(
             _("{folder} has a checkpoint, and no log").format(folder=folder),
             _("nanoGPT prints its losses to the terminal and keeps none"),
-            _("copy them from there: `onecard report -` reads what you paste"),
+            _("copy them from there: {hint}").format(
+                hint=_("`onecard {verb} -` reads what you paste").format(verb="report")
+            ),
             exit_code=1,
         )
     names = ", ".join(sorted(path.name for path in others)[:4])

@@ -41,8 +41,8 @@ class Source(io.RawIOBase):
 
 
 @contextmanager
-def opened(source: str) -> Iterator[Source]:
-    """UserError where it cannot be read."""
+def opened(source: str, verb: str = "eta") -> Iterator[Source]:
+    """UserError where it cannot be read; `verb` is the one that reads it."""
     if source == "-":
         yield Source(_paste())
         return
@@ -53,9 +53,14 @@ def opened(source: str) -> Iterator[Source]:
         with open_plain(path / "log.txt") if of_a_run else path.open("rb") as file:
             yield Source(file)
     except FileNotFoundError:
+<<<<<<< HEAD
+        hint = _("`onecard {verb} -` reads what you paste").format(verb=verb)
+        raise UserError(_("there is no log {path}").format(path=source), hint=hint) from None
+=======
         raise UserError(
-            _("there is no log {path}").format(path=source), hint=_("`onecard eta -` reads what you paste")
+            _("there is no log {path}").format(path=source), hint=_("- reads what you paste")
         ) from None
+>>>>>>> break
     except (OSError, ValueError) as error:
         raise UserError(
             _("{path} cannot be read").format(path=source), str(getattr(error, "strerror", None) or error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import statistics
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,8 +22,10 @@ from onecard.plan.cost import POWER_SHARE, Cost
 from onecard.plan.largest import Candidate, best_for_time
 from onecard.plan.machine import USUAL_HOST_RAM, Target, find_target
 from onecard.plan.options import Options
-from onecard.plan.others.as_nanogpt import priced
+from onecard.plan.others.as_trainer import priced
+from onecard.report.eta.predicted import predicted
 from onecard.report.findings import ForecastPoint
+from onecard.report.log import Steps
 from onecard.report.run_facts import RunFacts
 
 _WARM_UP = 5  # steps of a process that compile and tune
@@ -107,7 +110,7 @@ def price_of_hours(hours: float, card: Card | None, options: Options, cards: int
 
 
 def measured_step_seconds(facts: RunFacts) -> float | None:
-    """By the log's own times, else its speeds."""
+    """By the log's own times, else its speeds, else the MFU that is said of it."""
     steps = facts.log.last.steps
     times = [ms for _step, ms in steps.pairs("ms")[_WARM_UP:]]
     speeds = [speed for _step, speed in steps.pairs("tokens_per_s")[_WARM_UP:] if speed > 0]
@@ -115,6 +118,8 @@ def measured_step_seconds(facts: RunFacts) -> float | None:
         seconds = statistics.median(times) / 1000
     elif speeds and facts.tokens_per_step:
         seconds = facts.tokens_per_step / statistics.median(speeds)
+    elif isinstance(facts.log.facts.get("mfu"), tuple) and (pace := predicted(facts, Steps())) is not None:
+        seconds = pace.step_ms.mid / 1000 if not pace.program else math.inf
     else:
         return None
     return seconds if 0 < seconds < _SLOWEST else None

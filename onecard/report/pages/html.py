@@ -176,9 +176,9 @@ def figure_of(caption: str, keys: Iterable[tuple[str, str]], plot: str, *, low: 
 
 def _keys(curves: Curves) -> list[tuple[str, str]]:
     beside = curves.main is not curves.train
-    found = [("val", _("validation") if beside else _("training"))]
+    found = [("val", _("validation loss") if beside else _("training loss"))]
     if beside and curves.train:
-        found.append(("train", _("training")))
+        found.append(("train", _("training loss")))
     if curves.points:
         found.append(("fan", _("expected, four times in five")))
     if curves.starts:

@@ -12,6 +12,7 @@ from onecard.plan.show import span
 from onecard.report.answer import Report, perplexity, range_texts
 from onecard.report.course import Amount
 from onecard.report.findings import ForecastPoint, NextStep
+from onecard.report.gathering.gather import is_of_cpu
 
 _MOST_SHOWN = 160  # characters of a sample, in a line
 PROGRAMS = {
@@ -56,6 +57,18 @@ def run_parts(report: Report) -> list[str]:
         cards = f"{facts.cards} × {facts.card.name}" if facts.cards > 1 else facts.card.name
         parts.append(cards)
     return parts
+
+
+def unsaid(report: Report) -> str:
+    """What would make the answer better, and the flags that say it."""
+    facts, lacks = report.facts, []
+    if facts.card is None and facts.log.format != "onecard" and not is_of_cpu(facts.log):
+        lacks.append(_("the card (--gpu)"))
+    if facts.config is None and (facts.parameters is None or facts.tokens_per_step is None):
+        lacks.append(_("model and batch (--config)"))
+    if facts.last_step is None:
+        lacks.append(_("the last step (--max-iters)"))
+    return _("Not known: {facts}").format(facts=joined(lacks)) if lacks else ""
 
 
 def rows_of(report: Report) -> list[Row]:
@@ -130,7 +143,11 @@ def _speed(report: Report) -> Iterator[Row]:
         peak = pace.peak_flops / 1e12 if pace.peak_flops else 0.0
         parts.append(text.format(share=pace.mfu, card=facts.card.name if facts.card else "", peak=peak))
     brief = parts[:1] if pace.mfu is None else [*parts[:1], _("true MFU {share:.0%}").format(share=pace.mfu)]
-    yield Row("speed", _("speed"), joined(parts), joined(brief or parts))
+    text, short = joined(parts), joined(brief or parts)
+    if pace.predicted:
+        remark = _("predicted: the log has no times")
+        text, short = f"{text} ({remark})", f"{short} ({remark})"
+    yield Row("speed", _("speed"), text, short)
 
 
 def _seconds(seconds: float) -> str:

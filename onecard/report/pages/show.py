@@ -12,7 +12,7 @@ from onecard.report.answer import Report, heaviest
 from onecard.report.findings import Finding
 from onecard.report.pages.drawing import Segments, Signs, drawn
 from onecard.report.pages.plotting import curves_of
-from onecard.report.pages.rows import Row, rows_of, run_line, run_parts, step_lines
+from onecard.report.pages.rows import Row, rows_of, run_line, run_parts, step_lines, unsaid
 from onecard.report.pages.tables import sections
 from onecard.report.verdict import verdict_of
 
@@ -78,6 +78,8 @@ def _pieces(report: Report, width: int, signs: Signs) -> list[Piece]:
         # What is long to paste waits for the whole report; half of it would be worse than none.
         shown = command if len(command.splitlines()) < 3 and len(command) + 4 <= width else ""
         found.append(Piece(rank, "next", _item(text, shown, width)))
+    if text := unsaid(report):
+        found.append(Piece(3, "more", paragraph(text, width, style="dim")))
     return [*found, Piece(0, "more", _more(report, width))]
 
 

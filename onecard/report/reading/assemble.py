@@ -8,11 +8,18 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-from onecard.report.log import NOT_SAID, Log, Planned, Start, Steps
+from onecard.report.log import NOT_SAID, Columns, Log, Planned, Start, Steps
 from onecard.report.reading import formats
 from onecard.report.reading.formats import KEY_VALUE, NANOGPT, ONECARD
 from onecard.report.reading.reader import Reader
 from onecard.report.reading.runs import OneStart, Runs, whole_curve
+
+_BOUNDS = (
+    (("loss", "train", "val", "bpb", "grad_norm"), 1e9, math.inf),
+    (("lr",), 1e9, NOT_SAID),
+    (("tokens", "tokens_per_s"), 1e18, NOT_SAID),
+)
+_OF_WORDS = ("data", "gpu", "tokenizer", "parameters_about")  # no sizes
 
 
 def log_of(reader: Reader) -> Log | None:
@@ -24,6 +31,9 @@ def log_of(reader: Reader) -> Log | None:
     family = max(with_rows, key=lambda name: (with_rows[name].rows, name not in weak))
     runs = with_rows[family]
     starts = [start for start in runs.starts if len(start)]
+    for start in starts:
+        _bound(start.steps)
+        _bound(start.evaluations)
     name = reader.votes[family].most_common(1)[0][0] if reader.votes.get(family) else family
     if family in weak or family == formats.JSONL:
         starts = _in_order(starts)
@@ -35,7 +45,7 @@ def log_of(reader: Reader) -> Log | None:
     if family in (formats.CSV, formats.TABLE, formats.JSONL):
         curve, planned = _without_planned(curve)
     trained = [start for start in starts if len(start.steps)] or starts
-    settings, facts, evidence = _said(reader, trained[-1])
+    settings, facts, evidence = _said(reader, trained[-1], name)
     return Log(
         format=name,
         steps=curve.steps,
@@ -49,10 +59,27 @@ def log_of(reader: Reader) -> Log | None:
     )
 
 
-def _said(reader: Reader, start: OneStart) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+def _bound(columns: Columns) -> None:
+    """Losses that no run has are infinite, and no other figure is so large."""
+    for names, most, instead in _BOUNDS:
+        for name in names:
+            column = getattr(columns, name, None)
+            if column is not None and any(abs(value) > most for value in column):
+                column[:] = array("d", (instead if abs(value) > most else value for value in column))
+
+
+def _said(
+    reader: Reader, start: OneStart, name: str = ""
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """The log's own words first, then the command line's, then those of prose."""
     settings = {**reader.prose.settings, **reader.commands, **start.settings}
     facts = {**reader.prose.facts, **start.facts}
+    if name == formats.MODDED:  # its logs begin with its program: what looks like prose is code
+        said = {
+            known: reader.prose.settings[known] for known in reader.prose.settings if known == "optimizer"
+        }
+        settings = {**said, **reader.commands, **start.settings}
+        facts = {known: facts[known] for known in facts if known in start.facts or known in _OF_WORDS}
     if "cards" not in facts and isinstance(cards := settings.get("nproc_per_node"), int):
         facts["cards"] = cards
     if isinstance(tokens := settings.get("eval_tokens"), int):

@@ -41,7 +41,7 @@ _N = r"[-+0-9][-+0-9.,e]{0,30}"
 FORMATS = (
     Format(
         ONECARD,
-        r"^iter 0: loss 0, time 0ms, mfu 0%, 0 tok/s|^\{\"step\": ?0, \"(loss|train_loss)\": ?0.*"
+        r"^iter 0: loss 0, time 0ms, (?:mfu 0%, )?0 tok/s|^\{\"step\": ?0, \"(loss|train_loss)\": ?0.*"
         r"\"(step_seconds|eval_seconds|memory_gib)\": ?0",
     ),
     Format(

@@ -31,6 +31,7 @@ FACTS: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = tuple(
         ("parameters_in_all", r"Number of trainable parameters = (\d[\d,]{0,20})", whole),
         ("flops_per_token", r"Estimated FLOPs per token: (\d(?:\.\d{1,12})?e\+?\d{1,2})\b", float),
         ("last_step", r"number of iterations[\w :]{0,40}: (\d[\d,]{0,20})", whole),
+        ("last_step", r"^done at step [\d,]{1,20} of (\d[\d,]{0,20});", whole),
         ("last_step", r"Total optimization steps = (\d[\d,]{0,20})", whole),
         ("last_step", r"TrainOutput\(global_step=(\d{1,12}),", whole),
         ("last_step", r"\"max_steps\": (\d{1,12}),?$", whole),
@@ -42,6 +43,11 @@ FACTS: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = tuple(
         ("gpu", r"\bGPU: (.{2,80}?) \| Peak FLOPS", str.strip),
         ("gpu", r"^\| device +\| (.{2,60}?) +\|$", str.strip),
         ("gpu", r"\| +\d+ +(NVIDIA [\w .-]{2,40}?) +(?:On|Off|WDDM|TCC) +\|", str.strip),
+        (
+            "cards_shown",
+            r"\| +(\d{1,2}) +NVIDIA [\w .-]{2,40}? +(?:On|Off|WDDM|TCC) +\|",
+            lambda t: int(t) + 1,
+        ),
         ("peak_flops", r"Peak FLOPS \(BF16\): (\d\.\d{1,12}e\+\d{1,2}|inf)\b", float),
         ("dtype", r"COMPUTE_DTYPE: (?:torch\.)?(bfloat16|float16|float32)", str),
         ("dtype", r"training tokens in .{1,200}; \w+(?::\d+)?, (bfloat16|float16|float32)", str),
@@ -67,7 +73,7 @@ HEAD_WORDS = (
     "Initializing a new model from scratch", "Resuming training from ", "Autodetected device type",
     "total desired batch size", "num_parameters", "total ", "Total parameters", "trainable parameters",
     "Total optimization steps", "TrainOutput(", "max_steps", "num_processes", "Running Pytorch", "| device ",
-    "NVIDIA", "padded_vocab_size", "train data pattern", "Running training",
+    "NVIDIA", "padded_vocab_size", "done at step ", "train data pattern", "Running training",
 )  # fmt: skip
 
 WANTED = word_set(
@@ -177,7 +183,7 @@ def facts_of(line: str) -> dict[str, Any]:
 # --- the command line -----------------------------------------------------------------------------
 
 _COMMAND = re.compile(
-    r"(?:^|[\s`$>])("
+    r"(?:^|[\s`$>])(?:[~.]?/[\w./-]{0,120}/)?("
     r"(?:python3?|torchrun|accelerate|deepspeed|uv run|onecard train|mpirun|\./train)\b[^`\n]{0,4000}"
     r"|[\w./]{0,60}train\w{0,20}\.(?:py|cu|sh)\b[^`\n]{0,4000})"
 )
@@ -198,6 +204,11 @@ def command_of(line: str) -> str | None:
     programs = [word for word in text.split()[:40] if not word.startswith("-") and "=" not in word]
     trains = any(_TRAINS.search(word) for word in programs) and "-" in text
     return text if trains or ".py config/" in text else None
+
+
+def is_offered(line: str, command: str) -> bool:
+    """Does a sentence introduce the command ("to train further: ..."), so that nobody has typed it?"""
+    return re.search(r"[^\W\d]:\s*$", line[: line.find(command)]) is not None
 
 
 def command_settings(command: str) -> tuple[dict[str, Value], dict[str, str]]:

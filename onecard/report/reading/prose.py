@@ -5,6 +5,7 @@ What is said first counts, for later come comparisons and advice; a sentence tha
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +26,13 @@ _NO_PLACE = "".join(
 _RATE = r"([0-9]{1,2}(?:[.,][0-9]{1,4})?[eE]-[0-9]{1,2}|0[.,]0[0-9]{1,8})"
 
 
+def _plain(text: str) -> str:
+    """Without the points that part thousands in Spanish and German."""
+    return text.replace(".", "") if re.fullmatch(r"\d{1,3}(?:\.\d{3})+", text) else text
+
+
 def _count(found: re.Match[str]) -> int | None:
-    text = found[1]
-    text = text.replace(".", "") if re.fullmatch(r"\d{1,3}(?:\.\d{3})+", text) else text
-    value = amount(text, found[2] if found.re.groups > 1 and found[2] else None)
+    value = amount(_plain(found[1]), found[2] if found.re.groups > 1 and found[2] else None)
     return round(value) if value is not None else None
 
 
@@ -37,8 +41,9 @@ def _rate(found: re.Match[str]) -> float | None:
 
 
 def _product(found: re.Match[str]) -> int | None:
-    a, b = whole(found[1]), whole(found[2])
-    return a * b if a and b else None
+    """Of all its factors, or the number that stands alone."""
+    factors = [whole(_plain(text)) for text in found.groups() if text]
+    return math.prod(n for n in factors if n) if all(factors) else None
 
 
 def _share(found: re.Match[str]) -> tuple[float, float] | None:
@@ -69,16 +74,19 @@ _CASE = re.IGNORECASE
 # Between a name and its value: "LR 5e-4", "learning rate) of 5e-4", "block_size=1024".
 _IS = r"\)?\s*(?:of|de|von|=|:|is|ist|es|was)?\s*"
 _LENGTH = (
-    r"(?:block[ _]size|context(?: length)?|contexto|kontext(?:l\u00e4nge)?|seq(?:uence)?[ _]len(?:gth)?"
-    r"|longitud de secuencia|sequenzl\u00e4nge)"
+    r"(?:block[ _]size|block(?=\s[0-9]{3,5}\b)|context(?: length)?|contexto|kontext(?:l\u00e4nge)?"
+    r"|seq(?:uence)?[ _]len(?:gth)?|longitud de secuencia|sequenzl\u00e4nge)"
 )
 _ACCUMULATION = (
     r"(?:grad(?:ient)?[-_ ]accum(?:ulation)?(?:[-_ ]steps)?|acumulaci\u00f3n de gradientes?"
     r"|gradientenakkumulation)"
 )
+_TIMES_GRADIENTS = r"(?=(?: ?[\u00d7x*]|,?(?: and| y| und)?) ?grad)"
 _STEPS = r"(?:iterations|iteraciones|iterationen|steps|pasos|schritte)\b"
 _BEHIND = r"(?!\s(?:from|warm|de calent|per|pro|por))"
 _MANY = rf"{_N}{_UNIT}\s*(?:de\s)?(?:raw\s)?tokens?"
+_TIMES = r"\s?[\u00d7x*]\s?"
+_EACH_STEP = r"\s?(?:/|per|por|pro|je|a|each)\s?(?:iter|step|paso|schritt)"
 _MILLIONS = r"(M|B|Mio\.?|millones|million|Millionen)"
 _FRONT = r"(?:^|[\s(~\u2248*])"
 _PERCENT = r"([0-9]{1,3}(?:[.,][0-9]+)?)(?:\s?[-\u2013\u2014]\s?([0-9]{1,3}(?:[.,][0-9]+)?))?\s?%"
@@ -94,7 +102,7 @@ _SETTINGS: dict[str, _Rule] = {
     "min_lr": (_rate, (rf"\bmin[ _]lr{_IS}{_RATE}",)),
     "block_size": (_count, (rf"{_LENGTH}{_IS}{_N}\b(?!\s?[kKMB%])",)),
     "gradient_accumulation_steps": (_count, (rf"{_ACCUMULATION}{_IS}{_N}\b",)),
-    "batch_size": (_count, (rf"\bbatch(?:[-_ ]?size)?{_IS}{_N}(?= ?[\u00d7x*] ?grad)",)),
+    "batch_size": (_count, (rf"\bbatch(?:[-_ ]?size)?{_IS}{_N}{_TIMES_GRADIENTS}",)),
     "max_iters": (
         _count, (rf"{_FRONT}{_NO_PLACE}{_N}(k)?\s{_STEPS}{_BEHIND}", r"max_iters\s*[=:]\s*([0-9]{1,9})")
     ),
@@ -104,9 +112,12 @@ _SETTINGS: dict[str, _Rule] = {
 }  # fmt: skip
 _FACTS: dict[str, _Rule] = {
     "tokens_per_step": (
-        _product, (rf"{_N}\s?[\u00d7x*]\s?(512|1024|2048|4096|8192|1,024|2,048)\b(?!\s?[\u00d7x*])",)
+        _product,
+        (rf"(?:{_N}{_TIMES})?{_N}{_TIMES}(512|1024|2048|4096|8192|1,024|2,048)\b(?!\s?[\u00d7x*])",
+         rf"(?<![\d.,\u00d7x*])(?<![\u00d7x*] ){_N}\s(?:de\s)?tokens?{_EACH_STEP}",
+         rf"tokens?{_EACH_STEP}\w*\s?[:=]\s?{_N}\b(?!{_UNIT})"),
     ),
-    "tokens_per_step_about": (_count, (rf"{_MANY}\s?(?:/|per|por|pro)\s?(?:iter|step|paso|schritt)",)),
+    "tokens_per_step_about": (_count, (rf"{_MANY}{_EACH_STEP}",)),
     "tokens_seen": (
         _count, (rf"{_MANY}\s(?:seen|vistos|gesehen|processed|procesados|verarbeitet|so far)",)
     ),
@@ -208,6 +219,7 @@ class Prose:
             or self._lines >= MOST_LINES
             or len(line) > 5000
             or line.count("|") > 2
+            or line.count(" --") > 3  # a command line: its flags are no sentence
             or not _MAY_MATTER.search(line)
         ):
             return False

@@ -52,20 +52,18 @@ def seen(content: bytes | Stream) -> Seen:
 
 def _of_text(text: str) -> Seen:
     if found := _ERROR.search(text):
-        hint = _("add the lines with losses that came before it")
-        if "out of memory" in text or "OutOfMemory" in text:
-            hint = _("which setting fits: onecard plan CONFIG.py; why nanoGPT's does not: --as nanogpt")
-        return Seen("traceback", _("in {source} is an error, and no loss"), found[0], hint)
+        hint = _("what went wrong, and what to change: onecard doctor LOG")
+        return Seen("traceback", _("{source} has an error in it, and no losses"), found[0], hint)
     has_loss, has_time, has_step = (pattern.search(text) for pattern in (_LOSS, _TIME, _STEP))
     if has_loss and not has_step:
-        what = _("in {source} are losses, and nothing says of which steps")
+        what = _("{source} has losses, but nothing says of which steps")
         lacks = _("the Hugging Face Trainer shows steps in its progress bar and in trainer_state.json")
         return Seen(
             "losses-without-steps", what, lacks, _("give trainer_state.json, or the log with its bars")
         )
     if has_time and not has_loss:
         hint = _("add the lines that show the loss")
-        return Seen("times-without-losses", _("in {source} are times, and no losses"), hint=hint)
+        return Seen("times-without-losses", _("{source} has times, but no losses"), hint=hint)
     if sum(name in WANTED for name in _CONFIG.findall(text)) >= 2:
         hint = _("what such a run needs, and how long it takes: onecard plan CONFIG.py")
         return Seen("config", _("{source} is a config, and no log"), hint=hint)

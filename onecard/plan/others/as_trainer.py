@@ -1,4 +1,4 @@
-"""What nanoGPT's own trainer would need for the same config, so that a user can see why a run dies."""
+"""What another trainer would need for the same config, so that a user can see why a run dies there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from onecard.arch.shapes import GPT2Shape
 from onecard.config.run import RunConfig
-from onecard.errors import UserError
 from onecard.language import _, number
 from onecard.plan.amounts import duration, gib
 from onecard.plan.answer import cost_of_choice, question_of
@@ -19,12 +18,13 @@ from onecard.plan.expected import expected
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
 from onecard.plan.options import Options
-from onecard.plan.others.nanogpt import Confined, NanoGPTBill, nanogpt_bill
+from onecard.plan.others.bills import TRAINERS, TheirTrainer, bill_of_trainer
 from onecard.plan.others.nanogpt_speed import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     CHECKPOINT_PASSES,
     nanogpt_step_time,
 )
+from onecard.plan.others.trainer import UNCONFIRMED, Confined, TrainerBill
 from onecard.plan.ranges import Spread, spread_of
 from onecard.plan.search import Question, chosen
 from onecard.plan.show import NOTABLE, model_name
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Priced:
-    """nanoGPT compiled, or not."""
+    """A trainer compiled, or not."""
 
     compiled: bool
-    bill: NanoGPTBill
+    bill: TrainerBill
     confined: Confined  # in what the card leaves to PyTorch
     step: StepTime | None
     cost: Cost | None  # by the formula of our own runs, so that both times can be compared
@@ -105,32 +105,31 @@ def _where(confined: Confined) -> str:
     return where + " " + _("There would be room, but not in one piece.") if confined.in_pieces else where
 
 
-def as_nanogpt(config: RunConfig, target: Target, options: Options, now: datetime) -> int:
+def as_trainer(trainer: str, config: RunConfig, target: Target, options: Options, now: datetime) -> int:
     """Compiled and not, compared with ours."""
-    question = question_of(config, target)
-    if not isinstance(question.shape, GPT2Shape):
-        raise UserError(
-            _("nanoGPT does not have {arch}").format(arch=question.shape.arch), hint="--arch=gpt2"
-        )
-    rows = [priced(question, target, options, compiled=compiled) for compiled in (True, False)]
+    theirs, question = TRAINERS[trainer], question_of(config, target)
+    rows = [priced(question, target, options, compiled=one, trainer=trainer) for one in (True, False)]
     asked, other = sorted(rows, key=lambda row: row.compiled != config.compile)
     if options.json:
-        show_json(json.dumps(_to_json(asked, rows, now), indent=1))
+        show_json(json.dumps(_to_json(theirs, asked, rows, now), indent=1))
     else:
-        _show(question, target, options, asked, other)
+        _show(theirs, question, target, options, (asked, other))
     return 0 if asked.fits else 1
 
 
-def priced(question: Question, target: Target, options: Options, *, compiled: bool) -> Priced:
+def priced(
+    question: Question, target: Target, options: Options, *, compiled: bool, trainer: str = "nanogpt"
+) -> Priced:
     shape, config = question.shape, question.config
-    assert isinstance(shape, GPT2Shape)
-    bill = nanogpt_bill(
-        shape, config.batch_size, dtype=question.dtype, compiled=compiled, dropout=config.dropout,
+    bill = bill_of_trainer(
+        trainer, shape, config.batch_size, dtype=question.dtype, compiled=compiled, dropout=config.dropout,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
     )  # fmt: skip
     confined = bill.within(target.allowed - CONTEXT)
-    if question.rates is None:
+    # Of nanochat's speed there are too few measurements.
+    if question.rates is None or trainer != "nanogpt":
         return Priced(compiled, bill, confined, None, None, None)
+    assert isinstance(shape, GPT2Shape)
     step = nanogpt_step_time(
         shape, config.batch_size, config.sequences_per_step, question.rates, compiled=compiled,
         dtype=question.dtype, dropout=config.dropout,
@@ -143,14 +142,15 @@ def priced(question: Question, target: Target, options: Options, *, compiled: bo
     return Priced(compiled, bill, confined, step, cost, spread)
 
 
-def _to_json(asked: Priced, rows: list[Priced], now: datetime) -> dict[str, Any]:
+def _to_json(theirs: TheirTrainer, asked: Priced, rows: list[Priced], now: datetime) -> dict[str, Any]:
     bill, step, failed = asked.bill, asked.step, asked.confined.ran_out
     return {
-        "as": "nanogpt", "fits": asked.fits, "compile": asked.compiled,
+        "as": theirs.key, "fits": asked.fits, "compile": asked.compiled,
         "memory": {
             "total_gib": round(asked.need / GIB, 4),
             "allocated_gib": round(bill.allocated / GIB, 4),
             "reserved_gib": round(bill.reserved / GIB, 4),
+            **({} if bill.confirmed else {"confirmed": False, "off_by_at_most": UNCONFIRMED}),
             "moment": bill.moment, "lines": [line.to_json() for line in bill.lines],
         },
         "runs_out": {
@@ -176,20 +176,23 @@ def _to_json(asked: Priced, rows: list[Priced], now: datetime) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _show(question: Question, target: Target, options: Options, asked: Priced, other: Priced) -> None:
+def _show(
+    theirs: TheirTrainer, question: Question, target: Target, options: Options, rows: tuple[Priced, Priced]
+) -> None:
     from rich.text import Text
 
     from onecard.plan.command import console
 
     out = console()
+    asked, other = rows
     for text in filter(None, (*_verdict(asked, other, target), vocabulary_remark(question))):
         out.print(text, highlight=False)
-    title = Text.from_markup(f"[bold]nanoGPT[/bold], {model_name(question.shape)}")
+    title = Text.from_markup(f"[bold]{theirs.name}[/bold], {model_name(question.shape)}")
     print_parts(out, [title, Text(target.card.name), Text(question.dtype)], " · ")
     out.print()
     ours, _exact = chosen(question)
     our_cost = cost_of_choice(ours, target, options) if ours is not None else None
-    table = [_row(row, target) for row in sorted((asked, other), key=lambda row: not row.compiled)]
+    table = [_row(theirs, row, target) for row in sorted((asked, other), key=lambda row: not row.compiled)]
     if ours is not None:
         figures = (
             gib(ours.bill.allocated), gib(ours.bill.reserved), gib(ours.bill.process), pace(ours),
@@ -198,6 +201,9 @@ def _show(question: Question, target: Target, options: Options, asked: Priced, o
         table.append(Row(f"onecard, {ours.described}", figures, _("fits"), "bold"))
     headings = [_("allocated GiB"), _("reserved GiB"), _("GiB with CUDA itself"), _("tokens/s"), _("time")]
     print_rows(out, _("Predicted"), "", headings, table)
+    if not asked.bill.confirmed:
+        unsure = _("No card has confirmed this yet: the memory may be {share:.0%} more or less.")
+        out.print(unsure.format(share=UNCONFIRMED), style="dim", highlight=False)
     if question.rates is not None and asked.spread is not None:
         said = expected(asked.spread, target, calibrated=question.rates.calibrated)
         out.print(_("speed") + f": {said}", style="dim", highlight=False)
@@ -205,15 +211,17 @@ def _show(question: Question, target: Target, options: Options, asked: Priced, o
         out.print(remark, highlight=False)
     shares = [cost.evaluation_share for cost in (asked.cost, our_cost) if cost]
     if asked.cost is not None and max(shares) > NOTABLE:
-        share = _("evaluations take {time} of nanoGPT's time").format(time=duration(asked.cost.evaluation_s))
+        share = _("evaluations take {time} of {trainer}'s time").format(
+            time=duration(asked.cost.evaluation_s), trainer=theirs.name
+        )
         if our_cost is not None:
             share += ", " + _("{time} of onecard's").format(time=duration(our_cost.evaluation_s))
         out.print(f"[dim]{share}[/dim]", highlight=False)
     if options.memory or options.formulas:
-        _show_memory(asked, out)
+        _show_memory(theirs, asked, out)
 
 
-def _row(row: Priced, target: Target) -> Row:
+def _row(theirs: TheirTrainer, row: Priced, target: Target) -> Row:
     figures = (
         gib(row.bill.allocated), gib(row.bill.reserved), gib(row.need),
         number(row.step.tokens_per_s, ",.0f") if row.step else "-",
@@ -221,16 +229,18 @@ def _row(row: Priced, target: Target) -> Row:
     )  # fmt: skip
     short = (row.need - target.allowed) / GIB
     note = _("fits") if row.fits else _("does not fit: {n:.2f} GiB short").format(n=short)
-    return Row("nanoGPT, " + (_("compiled") if row.compiled else "compile=False"), figures, note)
+    return Row(f"{theirs.name}, " + (_("compiled") if row.compiled else "compile=False"), figures, note)
 
 
-def _show_memory(asked: Priced, out: Console) -> None:
+def _show_memory(theirs: TheirTrainer, asked: Priced, out: Console) -> None:
     lines = [
         Row(_(line.name), (gib(line.bytes, 3),), terms_together(line.formula), "")
         for line in sorted(asked.bill.lines, key=lambda line: -line.bytes)
         if line.bytes >= GIB / 200
     ]
     lines.append(Row(_("allocated GiB"), (gib(asked.bill.allocated, 3),), style="bold"))
-    peak = _("nanoGPT's predicted peak memory ({moment})").format(moment=_(asked.bill.moment))
+    peak = _("{trainer}'s predicted peak memory ({moment})").format(
+        trainer=theirs.name, moment=_(asked.bill.moment)
+    )
     out.print()
     print_rows(out, peak, _("what"), ["GiB"], lines, _("formula"))
