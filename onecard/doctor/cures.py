@@ -11,14 +11,14 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onecard.arch.shapes import GPT2Shape, Shape
+from onecard.arch.shapes import GPT2Shape
 from onecard.config.run import RunConfig
 from onecard.language import _
 from onecard.plan.answer import question_of
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
-from onecard.plan.others.nanogpt import nanogpt_bill
+from onecard.plan.others.bills import TRAINERS, bill_of_trainer
 from onecard.plan.others.nanogpt_speed import nanogpt_step_time
 from onecard.plan.others.trainer import TrainerBill
 from onecard.plan.search import Choice, Question, chosen
@@ -68,24 +68,8 @@ class Folklore:
     share: float | None = None  # of the speed before
 
 
-# Whose trainers there are bills of, and the models that each trains. Another one is a row here, and its bill
-# in `bill_of`.
-SHAPES: dict[str, tuple[type, ...]] = {"nanogpt": (GPT2Shape,)}
-
-
-def bill_of(
-    trainer: str, shape: Shape, batch: int, *, dtype: str, compiled: bool, dropout: float, accumulation: int
-) -> NanoGPTBill:
-    """What a step needs in their trainer."""
-    assert trainer in SHAPES and isinstance(shape, GPT2Shape)
-    return nanogpt_bill(
-        shape,
-        batch,
-        dtype=dtype,
-        compiled=compiled,
-        dropout=dropout,
-        gradient_accumulation_steps=accumulation,
-    )
+# What others call a micro-batch's sequences; they find the accumulation themselves, or it keeps its name.
+_BATCH = {"nanochat": "device_batch_size", "huggingface": "per_device_train_batch_size"}
 
 
 @dataclass(frozen=True)
@@ -94,12 +78,8 @@ class InTheirs:
 
     question: Question
     target: Target
-<<<<<<< HEAD
-    _bills: dict[tuple[int, bool, str], TrainerBill] = field(default_factory=dict, compare=False, repr=False)
-=======
     trainer: str = "nanogpt"
-    _bills: dict[tuple[int, bool, str], NanoGPTBill] = field(default_factory=dict, compare=False, repr=False)
->>>>>>> advice
+    _bills: dict[tuple[int, bool, str], TrainerBill] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def config(self) -> RunConfig:
@@ -108,9 +88,9 @@ class InTheirs:
     def bill(self, batch: int, *, compiled: bool, dtype: str | None = None) -> TrainerBill:
         key = (batch, compiled, dtype or self.question.dtype)
         if key not in self._bills:
-            self._bills[key] = bill_of(
+            self._bills[key] = bill_of_trainer(
                 self.trainer, self.question.shape, batch, dtype=key[2], compiled=compiled,
-                dropout=self.config.dropout, accumulation=self.accumulation(batch),
+                dropout=self.config.dropout, gradient_accumulation_steps=self.accumulation(batch),
             )  # fmt: skip
         return self._bills[key]
 
@@ -118,12 +98,15 @@ class InTheirs:
         return max(1, self.config.sequences_per_step // batch)
 
     def spare(self, bill: TrainerBill, reserve: int = 0) -> int:
-        return self.target.allowed - reserve - CONTEXT - bill.reserved
+        return self.target.allowed - reserve - CONTEXT - bill.most
 
     def runs(self, batch: int, *, compiled: bool, reserve: int = 0, dtype: str | None = None) -> bool:
         """Does it run at all, with so many bytes left to others?"""
         memory = self.target.allowed - reserve - CONTEXT
-        return self.bill(batch, compiled=compiled, dtype=dtype).within(memory).ran_out is None
+        bill = self.bill(batch, compiled=compiled, dtype=dtype)
+        if not bill.confirmed:  # by any card: with as much to spare as it may be off
+            return bill.most <= memory
+        return bill.within(memory).ran_out is None
 
     def speed(self, batch: int, *, compiled: bool) -> float | None:
         question = self.question
@@ -145,7 +128,7 @@ class InTheirs:
 def in_theirs(config: RunConfig, target: Target, trainer: str = "nanogpt") -> InTheirs | None:
     """None where there is no bill of this trainer, or the model is not one that it trains."""
     question = question_of(config, target)
-    if not isinstance(question.shape, SHAPES.get(trainer, ())):
+    if trainer not in TRAINERS or not isinstance(question.shape, TRAINERS[trainer].shapes):
         return None
     return InTheirs(question, target, trainer)
 
@@ -170,7 +153,8 @@ def cures_there(
 def _candidates(theirs: InTheirs, compiled: bool, can_compile: bool, reserve: int) -> Iterator[Cure]:
     config = theirs.config
     meant = theirs.speed(config.batch_size, compiled=compiled)
-    for turn in (True, False) if can_compile else (False,):
+    turns = (True, False) if can_compile else (False,)
+    for turn in turns if theirs.trainer == "nanogpt" else (compiled,):
         comfortable = False
         for batch in theirs.batches():
             if comfortable:
@@ -181,7 +165,7 @@ def _candidates(theirs: InTheirs, compiled: bool, can_compile: bool, reserve: in
             bill = theirs.bill(batch, compiled=turn)
             speed = theirs.speed(batch, compiled=turn)
             spare = theirs.spare(bill, reserve)
-            lines = _changes(config, batch, turn, compiled, theirs.accumulation(batch))
+            lines = _changes(theirs, batch, turn, compiled)
             if lines or same:
                 yield Cure(
                     theirs.trainer, lines, bill.reserved + CONTEXT, spare, speed,
@@ -190,13 +174,14 @@ def _candidates(theirs: InTheirs, compiled: bool, can_compile: bool, reserve: in
             comfortable = spare >= COMFORT
 
 
-def _changes(
-    config: RunConfig, batch: int, turn: bool, compiled: bool, accumulation: int
-) -> tuple[Line, ...]:
-    lines = []
+def _changes(theirs: InTheirs, batch: int, turn: bool, compiled: bool) -> tuple[Line, ...]:
+    """Lines as their trainer has them."""
+    config, lines = theirs.config, []
     if batch != config.batch_size:
-        lines.append(Line("batch_size", batch, config.batch_size))
-        lines.append(Line("gradient_accumulation_steps", accumulation, config.gradient_accumulation_steps))
+        lines.append(Line(_BATCH.get(theirs.trainer, "batch_size"), batch, config.batch_size))
+        if theirs.trainer != "nanochat":  # which keeps total_batch_size
+            was = config.gradient_accumulation_steps
+            lines.append(Line("gradient_accumulation_steps", theirs.accumulation(batch), was))
     if turn != compiled:
         lines.append(Line("compile", turn, compiled))
     return tuple(lines)
@@ -247,7 +232,7 @@ def folklore_of(theirs: InTheirs, *, compiled: bool, short: int | None, spare: i
                 gib=more / GIB, percent=100 * (share - 1)
             )
         found.append(Folklore("compile=False", text, more, share))
-    if theirs.question.dtype in ("bfloat16", "float16"):
+    if theirs.trainer == "nanogpt" and theirs.question.dtype in ("bfloat16", "float16"):
         found.append(
             Folklore(
                 "dtype='float16'",
