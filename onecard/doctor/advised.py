@@ -56,7 +56,7 @@ _LINE = re.compile(
     rf"^(?P<sign>[-+]?)[ \t>*]{{0,12}}`?(?:--)?(?P<name>{_ANY})`?\s*[=:]\s*(?P<value>{_VALUE})`?,?"
     r"(?P<rest>\s*(?:$|[#(/<\u2190\u2014\u2013-].{0,300}))$"
 )
-_FLAG = re.compile(rf"(?<!\S)--(?P<name>{_ANY})[= ](?P<value>{_VALUE})(?!\S)")
+_FLAG = re.compile(rf"(?<!\S)--(?P<name>{_ANY})[= ](?P<value>{_VALUE})(?![\w.])")
 _INLINE = re.compile(rf"(?<![\w.-])(?P<name>{_ANY})\s?=\s?(?P<value>{_VALUE})")
 _ROW = re.compile(
     rf"^\|\s*`?(?P<name>{_ANY})`?\s*\|\s*`?(?P<was>{_VALUE})`?\s*\|\s*`?(?P<value>{_VALUE})`?\s*\|"
@@ -88,6 +88,11 @@ _DO = re.compile(
 _MINE = re.compile(
     r"\b(?:my|mi|meine?|your current|tu actual|deine aktuelle|current|actual"
     r"|aktuelle?)\b.{0,24}\b(?:config\w*|settings|configuraci\S{1,2}n|Einstellungen)",
+    re.IGNORECASE,
+)
+# Before a command: somebody else's, and not the one that was run.
+_SAYS = re.compile(
+    r"\b(?:answer|run|use|try|instead|respuesta|ejecuta|usa|prueba|antwort|starte|nutze|verwende|versuch)\b",
     re.IGNORECASE,
 )
 _MOST_LINES = 1200
@@ -200,6 +205,11 @@ def _blocks(lines: list[str]) -> tuple[list[_Block], dict[str, Value]]:
                 blocks.append(_Block(words=words))
                 open_ = True
             blocks[-1].changes += found
+            if any(change.told for change in found):  # beside what is to change may stand what it is
+                told = {change.name: change.value for change in found}
+                for change in _in_sentence(plain):
+                    if told.get(change.name) != change.value:
+                        before.setdefault(change.name, change.value)
             blocks[-1].removed |= removed
             continue
         if plain.startswith("#") and in_code:
@@ -228,10 +238,11 @@ def _changes(line: str) -> tuple[list[Change], dict[str, Value]]:
         return [Change(name, value, was, line.strip())], {}
     if "--" in line and ("python" in line or "train" in line or "onecard" in line):
         flags = []
+        told = _SAYS.search(line.partition("python")[0]) is not None
         for flag in _FLAG.finditer(line):
             name = named(flag["name"])
             if (value := value_of(name, flag["value"])) is not None:
-                flags.append(Change(name, value, None, flag[0]))
+                flags.append(Change(name, value, None, flag[0], told=told))
         return flags, {}
     found = _LINE.match(line.strip())
     if found is None:
@@ -277,6 +288,13 @@ def _dtype_named(line: str) -> str | None:
     return _TYPES.get(found[1].lower(), found[1].lower()) if found else None
 
 
+# What train.py has where nobody says otherwise.
+_USUAL: dict[str, Value] = {
+    "compile": True, "dtype": "bfloat16", "batch_size": 12, "gradient_accumulation_steps": 40,
+    "block_size": 1024,
+}  # fmt: skip
+
+
 def _as_it_was(
     blocks: list[_Block], before: dict[str, Value], buffers: Iterable[Buffer], known: dict[str, Value]
 ) -> dict[str, Value]:
@@ -301,7 +319,7 @@ def _as_it_was(
             said[name] = value
     for block in blocks:
         for change in block.changes:
-            usual: dict[str, Value] = {"compile": True, "dtype": "bfloat16"}
+            usual = dict(_USUAL if change.told else list(_USUAL.items())[:2])
             said.setdefault(change.name, usual.get(change.name, change.value))
     return said | known
 

@@ -38,10 +38,18 @@ def diagnose(found: Asked, limits: Limits) -> Diagnosis:
         return _both(error, advice) if advice is not None and _is_advice(advice) else error
     if advice is not None:
         return advice
+    return _nothing(found)
+
+
+def _nothing(found: Asked) -> Diagnosis:
+    what = _("No error that is known here was found in the paste.")
+    if found.reader.has_rows:
+        return Diagnosis("unknown", what, next="onecard report LOG")
+    if found.is_whole and found.config is not None:
+        return Diagnosis("unknown", what, next="onecard plan CONFIG.py")
     return Diagnosis(
-        "unknown", _("No error that is known here was found in the paste."),
-        unknown=(_("paste the whole traceback, from its first line to its last"),),
-    )  # fmt: skip
+        "unknown", what, unknown=(_("paste the whole traceback, from its first line to its last"),)
+    )
 
 
 def _is_advice(advice: Diagnosis) -> bool:
@@ -55,10 +63,18 @@ def _out_of_memory(found: Asked, target: Target | None) -> Diagnosis | None:
         # Of an answer or a traceback often nothing else is quoted: the line of the compiler's code it
         # stopped at.
         message = OutOfMemory("torch", 0, "")
-    if message is None:
+    if message is None or (message.words and not _is_said_by_a_program(message, found)):
         return None
     moment = moment_of(list(found.frames), found.text)
     return of_memory(Case(message, moment, found.buffers, found.pasted, found.config, target))
+
+
+def _is_said_by_a_program(message: OutOfMemory, found: Asked) -> bool:
+    """A person asks about memory; a program names the card's interface, an error or an amount."""
+    if message.kind != "torch" or message.tried is not None or found.frames or found.buffers:
+        return True
+    around = found.text[max(0, message.at - 60) : message.at + 60]
+    return any(word in around for word in ("CUDA", "HIP", "Error", "GiB", "MiB"))
 
 
 def _of_a_loss(found: Asked) -> bool:

@@ -38,8 +38,11 @@ _NAMES = {
 _CARD = re.compile(
     r"(?<![\w×.])(?<!\d[x×] )(?<!\dx)(?:(?:RTX|GTX)[ -]?(?:PRO )?[0-9]{4}(?: ?Ti)?"
     r"(?: (?:Super|SUPER))?(?: Laptop)?"
-    r"|RTX A[0-9]{4}|(?:Tesla )?(?:T4|V100|P100|P40)|A100|H100|H200|A6000|L40S?|L4|A10G?|B200)(?!\w)"
+    r"|RTX A[0-9]{4}|(?:Tesla )?(?:T4|V100|P100|P40)|A100|H100|H200|A6000|L40S?|L4|A10G?|B200)"
+    r"(?: ?\(?\d{1,3} ?GB\)?)?(?!\w)"
 )
+# nanoGPT's own 124M, whose sizes are its defaults.
+_GPT2 = re.compile(r"config/train_gpt2\.py|nanoGPT.{0,40}\b124M\b|\b124M\b.{0,40}nanoGPT", re.IGNORECASE)
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:\\|/)(?:home|Users|root|mnt/c/Users)[\\/][^\\/\s\"']{1,60}[\\/]")
 
 
@@ -71,7 +74,8 @@ class Asked:
 def asked(content: bytes, config: RunConfig | None = None, card: Card | None = None) -> Asked:
     """`config` and `card` are the person's own words, and come before the paste's."""
     reader = Reader()
-    parts = list(blocks(content[:MOST]))
+    # A paste ends where its writer ended it: its last line is whole.
+    parts = list(blocks(content[:MOST] + b"\n"))
     for at, part in enumerate(parts):
         # Of a log every row is read, and of anything else its beginning and its end.
         if at < 1 or reader.has_rows or at == len(parts) - 1:
@@ -92,6 +96,8 @@ def asked(content: bytes, config: RunConfig | None = None, card: Card | None = N
     # Of an advice the reader knows the values that it ends with; it is about those that were.
     values |= advice.was if advice.stages else {}
     _complete(values, reader)
+    if not any(name in values for name in _OF_MODEL) and _GPT2.search(text[:200_000]):
+        values = {"n_layer": 12, "n_head": 12, "n_embd": 768} | values
     found = pasted(text, frames, buffers, values)
     whole = config is not None or any(name in found.values for name in _OF_MODEL)
     if config is None:
@@ -140,9 +146,9 @@ def card_of(reader: Reader, text: str) -> Card | None:
 
 def _card_in_prose(text: str) -> str | None:
     """The one that most is said of, and not "8×H100", which others have used."""
-    counts = Counter(" ".join(found[0].split()) for found in _CARD.finditer(text[:200_000]))
-    known = [(count, name) for name, count in counts.items() if match_rates(name) is not None]
-    return max(known, key=lambda pair: pair[0])[1] if known else None
+    names = (re.sub(r"[()]", "", " ".join(found[0].split())) for found in _CARD.finditer(text[:200_000]))
+    counts = Counter(name for name in names if match_rates(name) is not None)
+    return max(counts, key=lambda name: (counts[name], len(name))) if counts else None
 
 
 def _config(values: Mapping[str, Any]) -> RunConfig | None:

@@ -62,11 +62,17 @@ class Diagnosis:
     def is_known(self) -> bool:
         return self.key != "unknown"
 
+    def _claims(self, verdict: str) -> list[Judged]:
+        return [claim for claim in (*self.stages, *self.claims) if claim.verdict == verdict]
+
     def to_json(self) -> dict[str, Any]:
         return {
             "what": {"key": self.key, "text": self.what, "cause": self.cause or None, "moment": self.moment,
                      "tensor": self.tensor or None},
-            "evidence": [{"text": e.text, "of": e.of} for e in self.evidence],
+            "evidence": [
+                *({"text": e.text, "of": e.of} for e in self.evidence),
+                *({"text": c.reason, "of": c.words} for c in self._claims(OK)),
+            ],
             "cures": [*map(cure_to_json, self.cures), *({"trainer": "any", "text": t} for t in self.advice)],
             "folklore": [
                 {
@@ -75,6 +81,8 @@ class Diagnosis:
                     "speed": round(f.share, 3) if f.share is not None else None,
                 }
                 for f in self.folklore
+            ] + [
+                {"advice": c.words, "text": c.reason, "gib": None, "speed": None} for c in self._claims(WRONG)
             ],
             "claims": [
                 {"claim": c.words, "verdict": c.verdict, "reason": c.reason, "about": c.key or None}

@@ -32,6 +32,7 @@ from onecard.plan.answer import question_of
 from onecard.plan.bill import CONTEXT
 from onecard.plan.lines import GIB
 from onecard.plan.machine import Target
+from onecard.plan.others.bills import TRAINERS
 
 MIB = 2**20
 # Free memory so many times what was tried is no full card.
@@ -88,6 +89,10 @@ def diagnose(case: Case) -> Diagnosis:
             unknown.append(
                 _("who held the rest: a desktop, a browser, a Python left over? nvidia-smi lists them")
             )
+        if not theirs.bill(theirs.config.batch_size, compiled=case.compiled).confirmed:
+            name = TRAINERS[theirs.trainer].name
+            text = _("no card has confirmed {trainer}'s bill at such sizes: it may be 15% off")
+            unknown.append(text.format(trainer=name))
         cures += cures_there(theirs, compiled=case.compiled, reserve=reserve)
         folklore += folklore_of(theirs, compiled=case.compiled, short=_short(message), spare=_spare(message))
     if case.config is not None and case.target is not None:
@@ -153,7 +158,8 @@ def which_tensor(case: Case) -> tuple[Tensor, ...]:
     rest = [t for t in candidates if t not in best]
     found = tuple([*best[:1], *rest][: of_tensor.MOST])
     if not found and known is None:
-        return of_tensor.usual_logits(tried)
+        values = case.pasted.values
+        return of_tensor.usual_logits(tried, values.get("batch_size"), values.get("block_size"))
     return found
 
 
@@ -303,8 +309,9 @@ def _what(case: Case, theirs: InTheirs | None) -> tuple[str, str, list[Evidence]
         return "", _("The card was full {when}.").format(when=when), []
     bill = theirs.bill(theirs.config.batch_size, compiled=case.compiled)
     need, there = (bill.reserved + CONTEXT) / GIB, theirs.target.allowed / GIB
-    text = _("nanoGPT at this config: {need:.2f} GiB predicted, {there:.2f} there")
-    figures = Evidence(text.format(need=need, there=there), key="bill")
+    text = _("{trainer} at this config: {need:.2f} GiB predicted, {there:.2f} there")
+    name = TRAINERS[theirs.trainer].name
+    figures = Evidence(text.format(trainer=name, need=need, there=there), key="bill")
     if _fits_alone(case, theirs):
         text = _("It ran out {when}, though it fits with {n:.2f} GiB to spare: something else held them.")
         return "something-else", text.format(when=when, n=max(0.0, there - need)), [figures]
@@ -345,6 +352,10 @@ def _advice(message: OutOfMemory) -> list[str]:
 def _next(case: Case) -> str:
     if case.config is None:
         return "onecard doctor - --config CONFIG.py"
+    depth, named = case.config.depth, case.target is not None and not case.target.here
+    if depth is not None:
+        card = f" --gpu '{case.target.card.name}'" if case.target is not None and named else ""
+        return f"onecard plan --depth={depth} --generation={case.config.generation}{card}"
     gpu = f" --gpu '{case.target.card.name}'" if case.target is not None and not case.target.here else ""
     return f"onecard plan CONFIG.py --as nanogpt{gpu}"
 

@@ -220,7 +220,7 @@ _BLOCKS = (1024, 2048, 512, 256, 4096)
 _BATCHES = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 
 
-def usual_logits(tried: Amount) -> tuple[Tensor, ...]:
+def usual_logits(tried: Amount, batch_size: object = None, block_size: object = None) -> tuple[Tensor, ...]:
     """Logits of usual vocabularies and batches that would be printed so: a guess, said to be one."""
     found = [
         Tensor(N_("logits, or a copy or gradient of them"), (batch, block, vocab), item, _BOTH,
@@ -231,4 +231,9 @@ def usual_logits(tried: Amount) -> tuple[Tensor, ...]:
         for i, item in enumerate((2, 4))
         if tried.low <= segment_of(batch * block * vocab * item) <= tried.high
     ]  # fmt: skip
-    return tuple(sorted(found, key=lambda t: -t.weight)[:MOST])
+
+    def known(tensor: Tensor) -> int:
+        """How many of its sides are those that the paste says."""
+        return (tensor.shape[0] == batch_size) + (tensor.shape[1] == block_size)
+
+    return tuple(sorted(found, key=lambda t: (-known(t), -t.weight))[:MOST])

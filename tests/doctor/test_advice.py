@@ -238,3 +238,27 @@ def test_a_config_given_wins_over_what_the_answer_says_it_was() -> None:
     found = asked(MEMORY["en"].encode(), config)
     assert found.config is config
     assert found.advised.was["batch_size"] == 4
+
+
+def test_a_command_that_an_answer_names_is_held_against_the_trainers_defaults() -> None:
+    found = answer(
+        "CUDA out of memory. Tried to allocate 2.30 GiB on my RTX 4070 with nanoGPT 124M.\n"
+        "Answer: run `python train.py config/train_gpt2.py --batch_size=4 --gradient_accumulation_steps=120 "
+        "--compile=False`, it will do."
+    )
+    assert found.key == "out-of-memory"
+    assert about(found, "batch_size = 4").verdict == OK
+    assert about(found, "compile = False").verdict == WRONG
+    assert found.stages[0].verdict == OK
+
+
+def test_advice_in_one_sentence_with_the_config_behind_it() -> None:
+    found = answer(
+        "For nanoGPT on an RTX 3060 12GB: lower batch_size to 4 and set compile=False. "
+        "n_layer = 12, n_head = 12, n_embd = 768, batch_size = 12, block_size = 1024"
+    )
+    assert found.key == "advice"
+    assert about(found, "batch_size = 4").verdict == OK
+    assert about(found, "compile = False").verdict == WRONG
+    tokens = next(claim for claim in found.claims if claim.key == "tokens")
+    assert "163,840 tokens a step, not 491,520" in tokens.reason

@@ -87,7 +87,10 @@ def test_names_do_not_come_through_in_quoted_lines(folder: Path, capsys: pytest.
 def test_claims_are_in_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "answer.txt").write_text(MEMORY["es"], encoding="utf-8")
     assert main(["doctor", "answer.txt", "--json"]) == 0
-    claims = json.loads(capsys.readouterr().out)["claims"]
+    found = json.loads(capsys.readouterr().out)
+    claims = found["claims"]
+    assert any("compile = False" in row["advice"] for row in found["folklore"])
+    assert any("batch_size = 12" in row["of"] for row in found["evidence"])
     assert {"ok", "wrong"} <= {claim["verdict"] for claim in claims}
     assert all(claim["reason"] for claim in claims)
 

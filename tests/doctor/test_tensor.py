@@ -13,7 +13,7 @@ from onecard.doctor.out_of_memory import Amount, amount
 from onecard.doctor.tensor import Dimensions, segment_of, which
 
 pytest.importorskip("transformers")
-from recorded import gpt2, llama  # noqa: E402
+from recorded import gpt2, llama
 
 MIB, GIB = 2**20, 2**30
 LLAMA: dict[str, Any] = {"gated": True, "fused_qkv": False, "positions": False}

@@ -53,14 +53,8 @@ def opened(source: str, verb: str = "eta") -> Iterator[Source]:
         with open_plain(path / "log.txt") if of_a_run else path.open("rb") as file:
             yield Source(file)
     except FileNotFoundError:
-<<<<<<< HEAD
         hint = _("`onecard {verb} -` reads what you paste").format(verb=verb)
         raise UserError(_("there is no log {path}").format(path=source), hint=hint) from None
-=======
-        raise UserError(
-            _("there is no log {path}").format(path=source), hint=_("- reads what you paste")
-        ) from None
->>>>>>> break
     except (OSError, ValueError) as error:
         raise UserError(
             _("{path} cannot be read").format(path=source), str(getattr(error, "strerror", None) or error)
