@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from onecard.config.knobs import knobs
 from onecard.language import _, joined
-from onecard.report.answer import Report
+from onecard.report.answer import Report, loss_text
 from onecard.report.curve.noise import evaluation_error as of_tokens
 from onecard.report.pages.plotting import Pairs, curves_of, mean_line
 from onecard.report.pages.tables import facts_shown
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _SIGMAS = 2.0  # a difference of so many standard errors counts
 _MEANS = 200
+_OTHER_VOCABULARY = 0.8  # nats between first losses: weights that begin large differ by less
 _LEAST_ERROR = 0.002  # nats: no log prints more exactly, and no two runs of the same config are nearer
 AXES = ("tokens", "hours", "flops", "kwh")
 # Settings that are no part of what is compared: where a run writes, its name, how often it says so.
@@ -157,8 +158,20 @@ def why_not(sides: Sequence[Side]) -> str:
         values = {getattr(side.report.facts, name) for side in sides} - {None}
         if len(values) > 1:
             return text.format(values=joined(sorted(map(str, values))))
+    first = [loss for side in sides if (loss := _first_loss(side.report)) is not None]
+    if len(first) == len(sides) and max(first) - min(first) > _OTHER_VOCABULARY:
+        shown = joined(loss_text(loss) for loss in first)
+        text = _("their first losses differ ({values}), and so do their vocabularies and what a token is")
+        return text.format(values=shown)
     units = {curves_of(side.report.facts).unit for side in sides}
     return _("one has losses in bits per byte, another in nats a token") if len(units) > 1 else ""
+
+
+def _first_loss(report: Report) -> float | None:
+    """What a model that knows nothing has: the logarithm of its vocabulary, and a little more."""
+    log = report.facts.log
+    first = [pairs[0] for pairs in (log.evaluations.pairs("val"), log.steps.pairs("loss")) if pairs]
+    return next((loss for step, loss in first if step <= 1 and math.isfinite(loss)), None)
 
 
 def differences(sides: Sequence[Side]) -> list[tuple[str, ...]]:

@@ -329,3 +329,18 @@ def test_losses_that_no_run_has_are_no_numbers() -> None:
     fallen = report("step,loss\n" + "".join(f"{n},{10 ** (n // 10)}\n" for n in range(0, 3000, 10)))
     assert [alarm.key for alarm in fallen.alarms] == ["not-a-number"]
     assert len(verdict_of(fallen)[1]) < 100
+
+
+def test_losses_of_bytes_are_not_held_against_losses_of_tokens() -> None:
+    """Nothing but the first losses says that one run counts bytes: 5.5 nats are 256 of them."""
+    from onecard.report.compare import sides_of, why_not
+
+    logs = [
+        "\n".join(
+            f"step:{n}/5000 val_loss:{end + (begin - end) / (1 + n / 50):.4f} train_time:{40 * n}ms step_avg:40ms"
+            for n in range(0, 5001, 100)
+        )
+        for begin, end in ((5.55, 0.92), (6.94, 2.02))
+    ]
+    assert "5.55" in why_not(sides_of([report(text) for text in logs]))
+    assert why_not(sides_of([report(logs[0]), report(logs[0])])) == ""
