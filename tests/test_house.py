@@ -30,7 +30,7 @@ MAX_LINES = 400
 MAX_LOOP_LINES = 300
 
 LIGHT_ROOMS = (
-    "errors", "language", "terminal", "arch", "config", "hardware", "plan", "report", "cli",
+    "errors", "language", "terminal", "arch", "config", "hardware", "plan", "report", "doctor", "cli",
 )  # fmt: skip
 HEAVY = (
     "torch", "numpy", "pyarrow", "safetensors", "tiktoken", "fastokens", "rustbpe", "huggingface_hub",
@@ -196,7 +196,7 @@ MOST_PARAMETERS = 8
 BUDGET = {
     "terminal": 180, "language": 80, "errors": 50, "files": 160, "arch": 570, "config": 1240,
     "hardware": 1690, "plan": 4990, "data": 5400, "model": 1910, "optim": 1255, "convert": 1185,
-    "run": 1625, "generate": 400, "train": 4360, "report": 10400, "cli": 650, "__init__": 1,
+    "run": 1625, "generate": 400, "train": 4360, "doctor": 4350, "report": 10450, "cli": 700, "__init__": 1,
     "__main__": 3,
 }  # fmt: skip
 

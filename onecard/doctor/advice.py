@@ -15,7 +15,6 @@ from onecard.doctor.diagnosis import OK, UNKNOWN, WRONG, Diagnosis, Evidence, Ju
 from onecard.doctor.figures import Figure, figures_in
 from onecard.doctor.of_config import ConfigJudged, judge_config
 from onecard.doctor.of_figures import judge, judge_lines
-from onecard.doctor.out_of_memory import first
 from onecard.doctor.subject import Subject, subject_of
 from onecard.errors import UserError
 from onecard.language import _, ngettext, number
@@ -31,9 +30,9 @@ _COUNTED = ("memory", "%", "time", "tokens/s", "tflops", "kwh", "money")
 
 def judged_advice(found: Asked, target: Target | None) -> Diagnosis | None:
     """None where there is nothing in it that can be computed."""
-    figures = figures_in(found.text)
+    figures = figures_in(found.prose)
     subject = subject_of(found, target, figures)
-    short = first(found.text) is not None
+    short = found.message is not None
     config = judge_config(found.advised, found.config, subject.target, for_memory=short)
     claims, left = _figures(figures, subject, config)
     claims += _phrases(subject, config)
@@ -46,10 +45,16 @@ def judged_advice(found: Asked, target: Target | None) -> Diagnosis | None:
     left += [claim.words for claim in claims if claim.verdict == UNKNOWN]
     cures = _cures(subject, config)
     return Diagnosis(
-        "advice", what, tuple(_evidence(subject, config)), tuple(cures),
-        unknown=tuple(_left_alone(left)), next=_next(subject), paste=_("the first ten lines of the log"),
-        claims=tuple(sorted(claims, key=_order)), stages=config.stages,
-    )  # fmt: skip
+        "advice",
+        what,
+        tuple(_evidence(subject, config)),
+        tuple(cures),
+        unknown=tuple(_left_alone(left)),
+        next=_next(subject),
+        paste=_("the first ten lines of the log"),
+        claims=tuple(sorted(claims, key=_order)),
+        stages=config.stages,
+    )
 
 
 def _order(claim: Judged) -> tuple[int, float]:
@@ -135,9 +140,10 @@ def _what(claims: list[Judged], config: ConfigJudged) -> str:
     wrong = sum(claim.verdict == WRONG for claim in every)
     right = sum(claim.verdict == OK for claim in every)
     text = ngettext(
-        "Of this answer {n} line or figure was computed", "Of this answer {n} lines and figures were computed",
+        "Of this answer {n} line or figure was computed",
+        "Of this answer {n} lines and figures were computed",
         wrong + right,
-    ).format(n=wrong + right)  # fmt: skip
+    ).format(n=wrong + right)
     return text + ": " + _("{wrong} wrong, {right} right.").format(wrong=wrong, right=right)
 
 
@@ -157,10 +163,14 @@ def _evidence(subject: Subject, config: ConfigJudged) -> list[Evidence]:
         found.append(Evidence(config.back))
     if subject.tokens and subject.flops_per_token and subject.peak and subject.card is not None:
         flops = subject.tokens * subject.flops_per_token
-        text = _("{flops} FLOPs for {tokens} tokens: {days} days at the {card}'s peak of {peak} TFLOPS").format(
-            flops=f"{flops:.2e}", tokens=f"{subject.tokens / 1e9:g}B", days=f"{flops / subject.peak / 86400:.0f}",
-            card=subject.card.name, peak=number(subject.peak / 1e12, ".1f"),
-        )  # fmt: skip
+        text = _("{flops} FLOPs for {tokens} tokens: {days} days at the {card}'s peak of {peak} TFLOPS")
+        text = text.format(
+            flops=f"{flops:.2e}",
+            tokens=f"{subject.tokens / 1e9:g}B",
+            days=f"{flops / subject.peak / 86400:.0f}",
+            card=subject.card.name,
+            peak=number(subject.peak / 1e12, ".1f"),
+        )
         found.append(Evidence(text))
     elif subject.eta is not None and subject.floor():
         from onecard.plan.amounts import duration
@@ -177,8 +187,11 @@ def _left_alone(left: list[str]) -> list[str]:
     left = list(dict.fromkeys(left))
     if not left:
         return []
-    text = ngettext("{n} figure is left alone: it cannot be computed from what is said ({words})",
-                    "{n} figures are left alone: they cannot be computed from what is said ({words})", len(left))  # fmt: skip
+    text = ngettext(
+        "{n} figure is left alone: it cannot be computed from what is said ({words})",
+        "{n} figures are left alone: they cannot be computed from what is said ({words})",
+        len(left),
+    )
     words = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
     return [text.format(n=len(left), words=words)]
 

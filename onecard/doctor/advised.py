@@ -15,9 +15,20 @@ from onecard.report.reading.head import Value, setting
 
 # Knobs that change what a step needs, how fast it is, or how many tokens it has.
 NUMBERS = frozenset(
-    ("batch_size", "gradient_accumulation_steps", "block_size", "n_layer", "n_head", "n_embd", "vocab_size", "depth",
-     "max_iters", "eval_iters", "eval_interval")
-)  # fmt: skip
+    (
+        "batch_size",
+        "gradient_accumulation_steps",
+        "block_size",
+        "n_layer",
+        "n_head",
+        "n_embd",
+        "vocab_size",
+        "depth",
+        "max_iters",
+        "eval_iters",
+        "eval_interval",
+    )
+)
 SHARES = frozenset(("dropout", "learning_rate", "min_lr", "weight_decay", "grad_clip", "beta1", "beta2"))
 SWITCHES = frozenset(("compile", "bias"))
 WORDS = frozenset(("dtype",))
@@ -26,13 +37,19 @@ _TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "flo
 _DTYPES = frozenset(("bfloat16", "float16", "float32"))
 # Names as other trainers and people have them.
 _NAMES = {
-    "grad_acc": "gradient_accumulation_steps", "grad_accum": "gradient_accumulation_steps",
-    "grad_accumulation": "gradient_accumulation_steps", "gradient_accumulation": "gradient_accumulation_steps",
-    "accumulation_steps": "gradient_accumulation_steps", "grad_accum_steps": "gradient_accumulation_steps",
-    "per_device_train_batch_size": "batch_size", "micro_batch_size": "batch_size",
-    "device_batch_size": "batch_size", "torch_compile": "compile", "max_seq_len": "block_size",
+    "grad_acc": "gradient_accumulation_steps",
+    "grad_accum": "gradient_accumulation_steps",
+    "grad_accumulation": "gradient_accumulation_steps",
+    "gradient_accumulation": "gradient_accumulation_steps",
+    "accumulation_steps": "gradient_accumulation_steps",
+    "grad_accum_steps": "gradient_accumulation_steps",
+    "per_device_train_batch_size": "batch_size",
+    "micro_batch_size": "batch_size",
+    "device_batch_size": "batch_size",
+    "torch_compile": "compile",
+    "max_seq_len": "block_size",
     "sequence_len": "block_size",
-}  # fmt: skip
+}
 _ANY = "|".join(sorted((*KNOBS, *_NAMES), key=len, reverse=True))
 _VALUE = r"[\"']?[\w.+-]{1,20}[\"']?(?:\s?\*\s?\d{1,6}){0,3}"
 _LINE = re.compile(
@@ -73,7 +90,7 @@ _MINE = re.compile(
     r"|aktuelle?)\b.{0,24}\b(?:config\w*|settings|configuraci\S{1,2}n|Einstellungen)",
     re.IGNORECASE,
 )
-_MOST_LINES = 4000
+_MOST_LINES = 1200
 
 
 @dataclass(frozen=True)
@@ -206,7 +223,9 @@ def _changes(line: str) -> tuple[list[Change], dict[str, Value]]:
     if row := _ROW.match(line.strip()):
         name = named(row["name"])
         was, value = value_of(name, row["was"]), value_of(name, row["value"])
-        return ([Change(name, value, was, line.strip())], {}) if None not in (was, value) else ([], {})
+        if was is None or value is None:
+            return [], {}
+        return [Change(name, value, was, line.strip())], {}
     if "--" in line and ("python" in line or "train" in line or "onecard" in line):
         flags = []
         for flag in _FLAG.finditer(line):
@@ -282,8 +301,8 @@ def _as_it_was(
             said[name] = value
     for block in blocks:
         for change in block.changes:
-            usual = {"compile": True, "dtype": "bfloat16"}.get(change.name, change.value)
-            said.setdefault(change.name, usual)
+            usual: dict[str, Value] = {"compile": True, "dtype": "bfloat16"}
+            said.setdefault(change.name, usual.get(change.name, change.value))
     return said | known
 
 

@@ -13,7 +13,7 @@ from onecard.doctor.frames import moment_of
 from onecard.doctor.memory import Case
 from onecard.doctor.memory import diagnose as of_memory
 from onecard.doctor.of_log import alarm_of, judged_log
-from onecard.doctor.out_of_memory import OutOfMemory, first
+from onecard.doctor.out_of_memory import OutOfMemory
 from onecard.errors import UserError
 from onecard.language import _
 from onecard.plan.machine import Figures, Target, find_target
@@ -50,7 +50,7 @@ def _is_advice(advice: Diagnosis) -> bool:
 
 
 def _out_of_memory(found: Asked, target: Target | None) -> Diagnosis | None:
-    message = first(found.text)
+    message = found.message
     if message is None and found.buffers and _of_a_loss(found):
         # Of an answer or a traceback often nothing else is quoted: the line of the compiler's code it
         # stopped at.

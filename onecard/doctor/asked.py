@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from onecard.config.knobs import knobs, load_config
 from onecard.config.run import RunConfig
 from onecard.doctor.advised import NOTHING_ADVISED, Advised, advised_in
 from onecard.doctor.frames import Buffer, Frame, buffers_of, frames_of
+from onecard.doctor.out_of_memory import OutOfMemory, first
 from onecard.doctor.paste import Pasted, pasted
 from onecard.errors import UserError
 from onecard.hardware.cards import Card, match_card, match_rates
 from onecard.report.reading.reader import Reader
 from onecard.report.reading.text import blocks
 
+PROSE = 60_000  # characters
 MOST = 64_000_000  # bytes of a paste that are read
 # Facts that name a model; with none of them a config is a guess.
 _OF_MODEL = ("n_embd", "n_layer", "depth", "num_layers")
 # Others' names for knobs.
 _NAMES = {
-    "device_batch_size": "batch_size", "per_device_train_batch_size": "batch_size", "micro_batch_size": "batch_size",
-    "max_seq_len": "block_size", "sequence_len": "block_size", "model_dim": "n_embd", "num_heads": "n_head",
+    "device_batch_size": "batch_size",
+    "per_device_train_batch_size": "batch_size",
+    "micro_batch_size": "batch_size",
+    "max_seq_len": "block_size",
+    "sequence_len": "block_size",
+    "model_dim": "n_embd",
+    "num_heads": "n_head",
     "num_layers": "n_layer",
-}  # fmt: skip
+}
+_CARD = re.compile(
+    r"(?<![\w×.])(?<!\d[x×] )(?<!\dx)(?:(?:RTX|GTX)[ -]?(?:PRO )?[0-9]{4}(?: ?Ti)?"
+    r"(?: (?:Super|SUPER))?(?: Laptop)?"
+    r"|RTX A[0-9]{4}|(?:Tesla )?(?:T4|V100|P100|P40)|A100|H100|H200|A6000|L40S?|L4|A10G?|B200)(?!\w)"
+)
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:\\|/)(?:home|Users|root|mnt/c/Users)[\\/][^\\/\s\"']{1,60}[\\/]")
 
 
@@ -41,22 +55,39 @@ class Asked:
     is_whole: bool = True  # False: the config is completed from the trainer's defaults
     advised: Advised = NOTHING_ADVISED
 
+    @cached_property
+    def message(self) -> OutOfMemory | None:
+        """Of memory that ran out."""
+        return first(self.text)
+
+    @cached_property
+    def prose(self) -> str:
+        """Of a long text its beginning and its end: what is between is a log, and no sentence."""
+        return (
+            self.text if len(self.text) <= 3 * PROSE else self.text[: 2 * PROSE] + "\n" + self.text[-PROSE:]
+        )
+
 
 def asked(content: bytes, config: RunConfig | None = None, card: Card | None = None) -> Asked:
     """`config` and `card` are the person's own words, and come before the paste's."""
     reader = Reader()
-    parts = []
-    for text in blocks(content[:MOST]):
-        parts.append(text)
-        reader.read(text)
+    parts = list(blocks(content[:MOST]))
+    for at, part in enumerate(parts):
+        # Of a log every row is read, and of anything else its beginning and its end.
+        if at < 1 or reader.has_rows or at == len(parts) - 1:
+            reader.read(part)
     reader.finish()
     text = "".join(parts)
     frames, buffers = frames_of(text), buffers_of(text)
     known = {n: v for n, v in reader.prose.settings.items() if n in _OF_MODEL}
+    if config is not None:
+        known = {name: value for name, value in config.values().items() if value is not None}
     advice = advised_in(
-        text, buffers, known if config is None else dict(config.values()),
+        text,
+        buffers,
+        known,
         is_own=bool(frames) or reader.has_rows or "Traceback" in text,
-    )  # fmt: skip
+    )
     values = values_of(reader)
     # Of an advice the reader knows the values that it ends with; it is about those that were.
     values |= advice.was if advice.stages else {}
@@ -99,12 +130,19 @@ def _complete(values: dict[str, Any], reader: Reader) -> None:
 
 def card_of(reader: Reader, text: str) -> Card | None:
     """The card that is named, with its size where a message prints it: "RTX 4070" of 12 or 16 GB."""
-    said = reader.facts.get("gpu") or reader.prose.facts.get("gpu")
+    said = reader.facts.get("gpu") or _card_in_prose(text) or reader.prose.facts.get("gpu")
     capacity = re.search(r"total capac?i?ty of (\d{1,4}\.\d\d) GiB|(\d{1,4}\.\d\d) GiB total capacity", text)
     size = float(capacity[1] or capacity[2]) if capacity else None
     if said is None:
         return None
     return (match_card(str(said), size) if size else None) or match_rates(str(said))
+
+
+def _card_in_prose(text: str) -> str | None:
+    """The one that most is said of, and not "8×H100", which others have used."""
+    counts = Counter(" ".join(found[0].split()) for found in _CARD.finditer(text[:200_000]))
+    known = [(count, name) for name, count in counts.items() if match_rates(name) is not None]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def _config(values: Mapping[str, Any]) -> RunConfig | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from onecard.doctor.diagnosis import Diagnosis, Evidence
 from onecard.language import N_, _
 
+_BEGIN, _END = 1_000_000, 1_000_000  # characters of a long paste that are searched
 _AROUND = 1200  # characters before and behind the words in which a pattern is tried
 
 
@@ -356,6 +357,8 @@ CRASHES: tuple[Crash, ...] = (
 
 def find(text: str) -> Diagnosis | None:
     """The first row of the table that the text confirms."""
+    if len(text) > _BEGIN + _END:  # an error ends a run: what is between is its log
+        text = text[:_BEGIN] + "\n" + text[-_END:]
     for crash in CRASHES:
         if (found := _confirmed(crash, text)) is not None:
             groups, evidence = found

@@ -186,7 +186,8 @@ def cure_here(question: Question, command: str) -> Cure | None:
     quality = "exact" if setting.exact else "low-bit"
     lines = _here(choice)
     return Cure(
-        "onecard", lines, choice.bill.process, -choice.short, choice.tokens_per_s or None, None, quality, command
+        "onecard", lines, choice.bill.process, -choice.short, choice.tokens_per_s or None, None,
+        quality, command,
     )  # fmt: skip
 
 

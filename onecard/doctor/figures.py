@@ -18,9 +18,9 @@ _MANY = (
 )
 # In this order: what is longer comes first.
 _UNITS = (
-    ("tokens/s", rf"\s?{_MANY}\s?(?:de |of )?(?:tok(?:ens?)?)\s?(?:/|per|por|pro)\s?s\w{{0,8}}"),
+    ("tokens/s", rf"\s?{_MANY}\s?(?:de |of )?(?:[Tt]ok(?:ens?)?)\s?(?:/|per|por|pro)\s?s\w{{0,8}}"),
     ("parameters", rf"\s?{_MANY}[ -]?(?:de |of )?(?:par[a\u00e1]m\w*|Param\w*|params?\b)"),
-    ("tokens", rf"\s?{_MANY}\s?(?:de |of )?(?:raw |training )?(?:tok(?:ens?)?)\b"),
+    ("tokens", rf"\s?{_MANY}\s?(?:de |of )?(?:raw |training )?(?:[Tt]ok(?:ens?)?)\b"),
     ("GB", r"\s?(?P<size>GiB|GB|MiB|MB|Gio|Go|gigabytes?)\b"),
     ("tflops", r"\s?(?:TFLOPS?|TFLOP/s|teraflops?)\b"),
     ("kwh", r"\s?kWh\b"),
@@ -43,25 +43,47 @@ _PATTERNS = tuple(
     (
         unit,
         re.compile(
-            rf"(?<![\w.,/]){_SIGN}(?P<low>{_N})(?P<k>k)?(?:{_TO}~?(?P<high>{_N})(?P<k2>k)?)?{pattern}", re.IGNORECASE
-            if unit not in ("M", "GB", "watts", "seconds", "parameters", "tokens")
-            else 0,
+            rf"(?<![\w.,/]){_SIGN}(?P<low>{_N})(?P<k>k)?(?:{_TO}~?(?P<high>{_N})(?P<k2>k)?)?{pattern}",
+            re.IGNORECASE if unit not in ("M", "GB", "watts", "seconds", "parameters", "tokens") else 0,
         ),
     )
     for unit, pattern in _UNITS
-)  # fmt: skip
-_PRICES = re.compile(
-    rf"{_MONEY}(?P<low>{_N})(?:{_TO}(?:NT\$|US\$|\$|\u20ac|\u00a3)?\s?(?P<high>{_N}))?(?P<rate>\s?/\s?kWh)?"
 )
+_RATE = r"(?P<rate>\s?(?:/|per|por|pro)\s?kWh)?"
+_PRICES = re.compile(
+    rf"{_MONEY}(?P<low>{_N})(?:{_TO}(?:NT\$|US\$|\$|\u20ac|\u00a3)?\s?(?P<high>{_N}))?{_RATE}"
+)
+_EUROS = re.compile(
+    rf"(?<![\w.,/])(?P<low>{_N})(?:{_TO}(?P<high>{_N}))?\s?(?P<money>\u20ac|EUR\b|[Ee]uros?\b){_RATE}"
+)
+_HAS_MONEY = re.compile(r"[$\u20ac\u00a3]|EUR\b|[Ee]uros?\b")
 _TIMES = {
-    "ms": 1e-3, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0, "weeks": 7 * 86400.0,
-    "months": 30.4 * 86400.0, "years": 365.25 * 86400.0,
-}  # fmt: skip
+    "ms": 1e-3,
+    "seconds": 1.0,
+    "minutes": 60.0,
+    "hours": 3600.0,
+    "days": 86400.0,
+    "weeks": 7 * 86400.0,
+    "months": 30.4 * 86400.0,
+    "years": 365.25 * 86400.0,
+}
 _FACTORS = {
-    "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12, "mio": 1e6, "mrd": 1e9, "mil millones": 1e9, "millones": 1e6,
-    "million": 1e6, "millions": 1e6, "billion": 1e9, "billions": 1e9, "bn": 1e9, "millionen": 1e6,
+    "k": 1e3,
+    "m": 1e6,
+    "b": 1e9,
+    "t": 1e12,
+    "mio": 1e6,
+    "mrd": 1e9,
+    "mil millones": 1e9,
+    "millones": 1e6,
+    "million": 1e6,
+    "millions": 1e6,
+    "billion": 1e9,
+    "billions": 1e9,
+    "bn": 1e9,
+    "millionen": 1e6,
     "milliarden": 1e9,
-}  # fmt: skip
+}
 # Of these people write thousands with a sign between.
 _COUNTED = frozenset(
     ("M", "tokens", "parameters", "tokens/s", "hours", "steps", "money", "watts", "ms", "minutes", "kwh")
@@ -71,7 +93,7 @@ _ROW = re.compile(
     r"\b(?:iter|step)\w*[ :=]{0,2}\d+.{0,14}\bloss\b|\bTried to allocate\b|\ballocated by PyTorch\b"
     r"|^\s*File \"|^W\d{4} "
 )
-MOST_LINES, _LONGEST = 2000, 2000
+MOST_LINES, _LONGEST = 500, 2000
 
 
 @dataclass(frozen=True)
@@ -107,7 +129,8 @@ def figures_in(text: str) -> list[Figure]:
 def _of_line(line: str, number: int) -> list[Figure]:
     taken: list[tuple[int, int]] = []
     found: list[Figure] = []
-    patterns = [("money", _PRICES), *_PATTERNS] if any(sign in line for sign in "$€£") else _PATTERNS
+    money = _HAS_MONEY.search(line) is not None
+    patterns = [("money", _PRICES), ("money", _EUROS), *_PATTERNS] if money else _PATTERNS
     for unit, pattern in patterns:
         for match in pattern.finditer(line):
             if any(a < match.end() and match.start() < b for a, b in taken):
@@ -132,6 +155,7 @@ def _figure(unit: str, match: re.Match[str], line: str, number: int) -> Figure |
         if parts.get("k2") and not parts.get("k"):
             low *= 1e3 if low * 1e3 <= high and low < 1e3 else 1
     said = parts.get("size") or parts.get("money") or unit
+    said = "\u20ac" if said[:3].lower() == "eur" else said
     if unit in _TIMES:
         factor, unit = _TIMES[unit], "time"
     elif unit == "GB":

@@ -152,7 +152,7 @@ def _line(change: Change, was: Run, target: Target) -> Judged | None:
     is_batch = change.name == "batch_size"
     name = f"batch {change.value}" if is_batch else f"{change.name}={change.value}"
     sign = "✓" if verdict == OK else "✗"
-    short = f"{name} {sign} {more:+.1f} GiB"
+    short = f"{name} {sign} {number(more, '+.1f')} GiB"
     if share is not None and abs(share - 1) > _NOTICEABLE:
         short += f", {100 * (share - 1):+.0f}%"
     return Judged(shown, verdict, text, 3.0 if verdict == WRONG else 1.0, short, "memory")
@@ -177,7 +177,7 @@ def _dtype(change: Change, was: Run, target: Target) -> Judged:
     )  # fmt: skip
     verdict = OK if more < 0 else WRONG
     sign = "✓" if more < 0 else "✗"
-    return Judged(shown, verdict, text, 2.0, f"{change.value} {sign} {more:+.1f} GiB", "memory")
+    return Judged(shown, verdict, text, 2.0, f"{change.value} {sign} {number(more, '+.1f')} GiB", "memory")
 
 
 def _tokens(advised: Advised, was: Run, runs: list[Run]) -> list[Judged]:

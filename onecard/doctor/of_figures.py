@@ -12,7 +12,7 @@ import re
 from onecard.arch.shapes import GPT2_PADDED_VOCABULARY
 from onecard.config.run import RunConfig
 from onecard.doctor.diagnosis import OK, UNKNOWN, WRONG, Judged
-from onecard.doctor.figures import Figure
+from onecard.doctor.figures import MOST_LINES, Figure
 from onecard.doctor.of_config import ConfigJudged
 from onecard.doctor.of_memory_figures import judge_memory
 from onecard.doctor.of_shares import judge_share
@@ -188,7 +188,7 @@ def _energy(figure: Figure, subject: Subject, others: list[Figure]) -> Judged | 
 def judge_lines(subject: Subject, config: ConfigJudged) -> list[Judged]:
     """ "Native bf16 is impossible", "4 bits are faster", "batch 8 to 12 still fits"."""
     found: list[Judged] = []
-    for line in subject.text.split("\n")[:4000]:
+    for line in subject.text.split("\n")[:MOST_LINES]:
         if len(line) > 2000:
             continue
         for judged in (_impossible(line, subject), _quantised(line, subject), _still_fits(line, subject)):
@@ -226,7 +226,7 @@ def _quantised(line: str, subject: Subject) -> Judged | None:
         "step of "
         "an optimizer; {days} days is the floor at {peak} TFLOPS"
     ).format(days=days(subject.floor() or 0), peak=number((subject.peak or 0) / 1e12, ".1f"))
-    return Judged(bits[0], WRONG, text, 4.5, key="speed")
+    return Judged(bits[0], WRONG, text, 4.5, key="quantised")
 
 
 def _still_fits(line: str, subject: Subject) -> Judged | None:

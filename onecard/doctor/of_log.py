@@ -47,6 +47,10 @@ _ALSO_FULL = re.compile(
     r"|fp32|full precision).{0,40}(?:also|same|too|tambi\S{1,2}n|auch|igual)",
     re.IGNORECASE,
 )
+_SAME_PLACE = re.compile(
+    r"(?:same|always|every (?:time|epoch)|siempre|immer).{0,50}(?:step|iter|batch|paso|schritt)",
+    re.IGNORECASE,
+)
 _RATE = re.compile(r"(?:learning[_ ]rate|\blr)\W{1,4}(\d(?:\.\d{1,4})?e-\d{1,2}|0?\.\d{1,7})", re.IGNORECASE)
 # AdamW's rates of GPT-2's sizes are 6e-4 (124M) and less; three times that is above what is stable there.
 USUAL_RATE, HIGH_RATE = 6e-4, 2e-3
@@ -74,7 +78,7 @@ def alarm_of(found: Asked) -> Diagnosis | None:
 def judged_log(found: Asked, target: Target | None) -> Diagnosis | None:
     """What the writer says of it, and how long its steps take."""
     facts = _facts(found)
-    text = found.text[:400_000]
+    text = found.prose
     if said := _NAN.search(text):
         what = _("The loss is not a number: from there on nothing is learned.")
         return _unstable(NAN, what, found, facts, _line(text, said.start()))
@@ -115,7 +119,7 @@ def _unstable(key: str, what: str, found: Asked, facts: RunFacts | None, line: s
 
 
 def _clues(key: str, found: Asked, facts: RunFacts | None) -> Iterator[Clue]:
-    text, values = found.text[:400_000], found.pasted.values
+    text, values = found.prose, found.pasted.values
     dtype = values.get("dtype") or (facts.dtype if facts is not None else None)
     half = dtype == "float16" or (dtype is None and _HALF.search(text) is not None)
     full_too = _ALSO_FULL.search(text) is not None
@@ -145,7 +149,7 @@ def _clues(key: str, found: Asked, facts: RunFacts | None) -> Iterator[Clue]:
             "grad_clip = 1.0",
             3.0,
         )
-    if re.search(r"(?:same|always|every (?:time|epoch)|siempre|immer).{0,50}(?:step|iter|batch|paso|schritt)", text, re.IGNORECASE):  # fmt: skip
+    if _SAME_PLACE.search(text):
         yield Clue(
             "data", _("it comes at the same place each time: a piece of the data is the likely cause"),
             _("another seed: if the place moves, it is the data; onecard prepare NAME --check"), 2.5,

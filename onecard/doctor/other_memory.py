@@ -11,28 +11,32 @@ from onecard.language import N_, _
 # By kind of message: its key, what happened, what to do.
 _OTHERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "host": (
-        "host-memory", N_("The host's memory (RAM) ran out, not the card's."),
+        "host-memory",
+        N_("The host's memory (RAM) ran out, not the card's."),
         (
             N_("fewer data workers, smaller shards, or close other programs; free -h shows what is left"),
             N_("WSL takes half of the RAM unless memory= in .wslconfig says more"),
         ),
     ),
     "disk": (
-        "disk-full", N_("The disk is full."),
+        "disk-full",
+        N_("The disk is full."),
         (N_("make room: a checkpoint of nanoGPT has 12 bytes a parameter; onecard keeps three"),),
     ),
     "shm": (
-        "shared-memory", N_("Shared memory between processes (/dev/shm) ran out, not the card's."),
+        "shared-memory",
+        N_("Shared memory between processes (/dev/shm) ran out, not the card's."),
         (N_("in Docker: --shm-size=8g or --ipc=host; else fewer data workers"),),
     ),
     "triton": (
-        "kernel-resources", N_("A kernel wants more shared memory than this card has; its memory is not full."),
+        "kernel-resources",
+        N_("A kernel wants more shared memory than this card has; its memory is not full."),
         (
             N_("another torch, whose kernels know this card: pip install --upgrade torch"),
             N_("until then: compile = False, or without mode='max-autotune'"),
         ),
     ),
-}  # fmt: skip
+}
 _RESOURCES = re.compile(r"Required: ?(\d{1,9}),? Hardware limit: ?(\d{1,9})")
 
 

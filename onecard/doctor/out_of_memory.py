@@ -10,8 +10,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-UNITS = {"bytes": 1, "byte": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-         "kb": 10**3, "mb": 10**6, "gb": 10**9}  # fmt: skip
+UNITS = {
+    "bytes": 1,
+    "byte": 1,
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+}
 # On WSL and old Windows drivers the process's memory is not known: PyTorch prints 2^64 bytes.
 ABSURD = 2**50
 _WINDOW = 3000
@@ -85,20 +95,49 @@ def amount(number: str, unit: str) -> Amount:
 _NUMBER = r"(\d{1,20}(?:[.,]\d{1,3})*)\s{0,3}(bytes?|[KMGT]i?B|B)\b"
 _AMOUNT = re.compile(_NUMBER, re.IGNORECASE)
 
-# Where a message may begin. One alternation of plain words: searched in one pass.
-_ANCHOR = re.compile(
-    r"out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
-    r"|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|out of resource"
-    r"|OutOfResources|Tried to allocate|sin memoria|falta de memoria|memoria insuficiente|memoria agotada"
-    r"|agotó la memoria"
-    r"|(?:kein|nicht gen(?:ug|(?:ü|ue)gend)|zu wenig|unzureichender|aus dem) [^\n]{0,12}Speicher"
-    r"|Speichermangel"
-    r"|can't allocate memory|Cannot allocate memory|DefaultCPUAllocator|MemoryError\b|oom-kill"
-    r"|Out of memory: Kill"
-    r"|^Killed\b|No space left on device|unable to (?:open|write to|allocate) shared memory|Bus error",
-    re.IGNORECASE | re.MULTILINE,
+# Where a message may begin: plain words in small letters, each found in one pass over the text.
+_ANCHORS = (
+    "out of memory",
+    "outofmemoryerror",
+    "cuda_error_out_of_memory",
+    "cudaerrormemoryallocation",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "cudnn_status_internal_error_host_allocation_failed",
+    "out of resource",
+    "outofresources",
+    "tried to allocate",
+    "sin memoria",
+    "falta de memoria",
+    "memoria insuficiente",
+    "memoria agotada",
+    "agotó la memoria",
+    "speicher",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "defaultcpuallocator",
+    "memoryerror",
+    "oom-kill",
+    "killed",
+    "no space left on device",
+    "unable to open shared memory",
+    "unable to write to",
+    "unable to allocate shared memory",
+    "bus error",
 )
+# Of words that mean other things too: what must stand there, from some characters before on.
+_MEANT = {
+    "speicher": re.compile(
+        r".{0,40}(?:(?:kein|nicht gen(?:ug|(?:ü|ue)gend)|zu wenig|unzureichender|aus dem) [^\n]{0,12}speicher"
+        r"|speichermangel)",
+        re.DOTALL,
+    ),
+    "killed": re.compile(r"(?:.{0,39}\n)?killed\b|.{0,26}out of memory: killed", re.DOTALL),
+    "memoryerror": re.compile(r".{0,40}memoryerror\b", re.DOTALL),
+    "unable to write to": re.compile(r".{0,40}unable to write to (?:shared memory|file <)", re.DOTALL),
+}
+_BEFORE = 40
+_MOST_MESSAGES = 60  # more only repeat each other
 _PREFIX = re.compile(
     r"^[ \t>|*`]*(?:\[?(?:default|rank)?\s?\d{1,4}\]?:\s?|\(\w{1,20} pid=\d{1,9}[^)\n]{0,40}\)\s?)",
     re.MULTILINE,
@@ -113,28 +152,52 @@ _OLD = (
     ("reserved", "", r"\s*(?:reserved|cached)"),
 )
 _SAID = (
-    ("tried", r"(?:allocate|asignar|reservar|zuzuweisen|allokieren|anzufordern|Versucht\w*"
-              r"|Intent\w+)\W{0,4}(?:\w{1,12}\s){0,2}$", ""),
-    ("in_graphs", "", r"\s*(?:allocated|asignados?|zugewiesen)?\s*(?:are )?(?:in|en) (?:private|privad"
-                      r"|privaten)"),
-    ("capacity", r"(?:capaci?ty|capacidad|Kapazit\w+|Gesamt\w*)(?:\s\w{1,12}){0,2}\W{0,3}$", r"\s*(?:total"
-                                                                                             r"|capacidad total"
-                                                                                             r"|de capacidad)"),
-    ("unallocated", "", r"\s*(?:is |are |sind |ist |están? )?(?:reserved|reservad\w*"
-                        r"|reserviert)[^.;,]{0,30}(?:unallocated|not allocated|sin asignar|no asignad"
-                        r"|nicht zugewiesen|nicht belegt|aber nicht)"),
-    ("allocated", r"(?:allocated memory|memoria asignada|zugewiesenen? Speichers?)\W{0,4}$", r"\s*(?:is |are |está\w* "
-                                                                                             r"|sind |ist "
-                                                                                             r"|ya )?(?:already "
-                                                                                             r"|bereits )?(?:allocated"
-                                                                                             r"|asignad\w*"
-                                                                                             r"|zugewiesen|belegt)"),
+    (
+        "tried",
+        r"(?:allocate|asignar|reservar|zuzuweisen|allokieren|anzufordern|Versucht\w*"
+        r"|Intent\w+)\W{0,4}(?:\w{1,12}\s){0,2}$",
+        "",
+    ),
+    (
+        "in_graphs",
+        "",
+        r"\s*(?:allocated|asignados?|zugewiesen)?\s*(?:are )?(?:in|en) (?:private|privad"
+        r"|privaten)",
+    ),
+    (
+        "capacity",
+        r"(?:capaci?ty|capacidad|Kapazit\w+|Gesamt\w*)(?:\s\w{1,12}){0,2}\W{0,3}$",
+        r"\s*(?:total"
+        r"|capacidad total"
+        r"|de capacidad)",
+    ),
+    (
+        "unallocated",
+        "",
+        r"\s*(?:is |are |sind |ist |están? )?(?:reserved|reservad\w*"
+        r"|reserviert)[^.;,]{0,30}(?:unallocated|not allocated|sin asignar|no asignad"
+        r"|nicht zugewiesen|nicht belegt|aber nicht)",
+    ),
+    (
+        "allocated",
+        r"(?:allocated memory|memoria asignada|zugewiesenen? Speichers?)\W{0,4}$",
+        r"\s*(?:is |are |está\w* "
+        r"|sind |ist "
+        r"|ya )?(?:already "
+        r"|bereits )?(?:allocated"
+        r"|asignad\w*"
+        r"|zugewiesen|belegt)",
+    ),
     ("free", "", r"\s*(?:is|are|está\w*|sind|ist|son)?\s*(?:free|libres?|frei)"),
     ("allowed", "", r"\s*(?:allowed|permitid\w*|erlaubt)"),
     ("reserved", "", r"\s*(?:reserved|reservad\w*|reserviert|cached)"),
-    ("in_use", "", r"\s*(?:of |de )?(?:memory|GPU memory|memoria|Speicher)?\s*(?:is )?(?:in use|en uso"
-                   r"|used|in Benutzung|in Verwendung|belegt)"),
-)  # fmt: skip
+    (
+        "in_use",
+        "",
+        r"\s*(?:of |de )?(?:memory|GPU memory|memoria|Speicher)?\s*(?:is )?(?:in use|en uso"
+        r"|used|in Benutzung|in Verwendung|belegt)",
+    ),
+)
 _RULES = {
     rules: [
         (
@@ -161,17 +224,38 @@ def find(text: str) -> list[OutOfMemory]:
     """Every message in the text, in its order; several of one place are taken together."""
     found: list[OutOfMemory] = []
     end = -1
-    for match in _ANCHOR.finditer(text):
-        if match.start() < end:
+    for begin, stop in _places(text):
+        if begin < end:
             continue
-        message = _read(text, match)
+        message = _read(text, begin, stop)
         if message is None:
             continue
         if found and found[-1].kind == message.kind == "torch" and message.tried is None:
             continue  # the same error named again, as by a launcher
         found.append(message)
-        end = message.at + 1 if message.tried is None else match.end() + 60
+        end = message.at + 1 if message.tried is None else stop + 60
+        if len(found) >= _MOST_MESSAGES:
+            break
     return found
+
+
+def _places(text: str) -> list[tuple[int, int]]:
+    """Where an anchor stands: (begin, end), in their order; of one that comes often the first ones."""
+    low = text.lower()
+    if len(low) != len(text):  # a letter that is two in small: places would not be the same
+        low = text
+    places = []
+    for word in _ANCHORS:
+        at = low.find(word)
+        tries = 0
+        while at >= 0 and tries < 4 * _MOST_MESSAGES:
+            meant = _MEANT.get(word)
+            around = low[max(0, at - _BEFORE) : at + len(word) + _BEFORE]
+            if meant is None or meant.match(around):
+                places.append((at, at + len(word)))
+            at = low.find(word, at + 1)
+            tries += 1
+    return sorted(places)
 
 
 def first(text: str) -> OutOfMemory | None:
@@ -180,21 +264,19 @@ def first(text: str) -> OutOfMemory | None:
     return next((m for m in found if m.tried is not None), found[0] if found else None)
 
 
-def _read(text: str, match: re.Match[str]) -> OutOfMemory | None:
-    kind = _kind(match[0].lower(), text[max(0, match.start() - 120) : match.end() + 160].lower())
+def _read(text: str, at: int, stop: int) -> OutOfMemory | None:
+    kind = _kind(text[at:stop].lower(), text[max(0, at - 120) : stop + 160].lower())
     if kind is None:
         return None
-    begin = text.rfind("\n", 0, match.start()) + 1
-    if kind == "triton" and _WARNING.match(text[begin : match.start()]):
+    begin = text.rfind("\n", 0, at) + 1
+    if kind == "triton" and _WARNING.match(text[begin:at]):
         return None  # of a kernel that was only tried: the compiler takes another
-    window = text[match.start() : match.start() + _WINDOW]
-    rank = _RANK.search(text[begin : match.start()])
+    window = text[at : at + _WINDOW]
+    rank = _RANK.search(text[begin:at])
     words = " ".join(_PREFIX.sub("", window).split())
-    if stop := _ENDS.search(words, len(match[0]) + 1):
-        words = words[: stop.start()]
-    message = OutOfMemory(
-        kind, match.start(), words[:900], rank=int(rank[1] or rank[2] or 0) if rank else None
-    )
+    if ends := _ENDS.search(words, stop - at + 1):
+        words = words[: ends.start()]
+    message = OutOfMemory(kind, at, words[:900], rank=int(rank[1] or rank[2] or 0) if rank else None)
     if device := _DEVICE.search(words):
         message = replace(message, device=int(device[1]))
     return _with_amounts(message, words)
@@ -208,7 +290,9 @@ def _kind(anchor: str, around: str) -> str | None:
         return "cublas" if "cublas" in anchor else "cudnn"
     if "space left" in anchor:
         return "shm" if "torch_" in around or "/dev/shm" in around else "disk"
-    if "shared memory" in anchor or anchor == "bus error":
+    if anchor.startswith("unable to"):
+        return "shm"
+    if anchor == "bus error":
         return "shm" if "shared memory" in around or "shm" in around or "dataloader" in around else None
     if "defaultcpuallocator" in anchor or "can't allocate" in anchor or "cannot allocate" in anchor:
         return "host"

@@ -45,9 +45,11 @@ def _trainer(frames: list[Frame], text: str) -> str | None:
             return name
     words = text[:200_000].lower()
     for name, parts in (
-        ("nanochat", ("nanochat", "base_train")), ("onecard", ("onecard train",)), ("nanogpt", ("nanogpt", "train.py", "gradient_accumulation_steps", "n_embd")),
+        ("nanochat", ("nanochat", "base_train")),
+        ("onecard", ("onecard train",)),
+        ("nanogpt", ("nanogpt", "train.py", "gradient_accumulation_steps", "n_embd")),
         ("huggingface", ("trainingarguments", "per_device_train_batch_size", "from_pretrained")),
-    ):  # fmt: skip
+    ):
         if any(part in words for part in parts):
             return name
     return None

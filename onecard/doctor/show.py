@@ -23,7 +23,7 @@ def lines_of(found: Diagnosis, *, full: bool = False) -> list[str]:
     if quoted and len(head) < 4:
         head += hanging("  > " + quoted, _wide(), 4)[:2]
     tail = [line for cure in found.cures for line in _cure(cure)]
-    tail += [line for text in found.advice for line in hanging(f"{_('cure')}  {text}", _wide(), 6)]
+    tail += [line for text in found.advice for line in hanging(f"{_word()}  {text}", _wide(), 6)]
     tail += [line for f in found.folklore for line in hanging(f"✗ {f.text}", _wide(), 4)]
     tail += [line for text in found.unknown for line in hanging("? " + text, _wide(), 4)]
     if found.next:
@@ -31,6 +31,10 @@ def lines_of(found: Diagnosis, *, full: bool = False) -> list[str]:
     if found.next and found.paste and full:
         tail += hanging(_("then paste: {what}").format(what=found.paste), _wide(), 6)
     return [*head, *_claims(found, LINES - len(head) - len(tail), full), *tail]
+
+
+def _word() -> str:
+    return _("cure")
 
 
 def _wide() -> int:
@@ -89,5 +93,5 @@ def _cure(cure: Cure) -> list[str]:
         "low-bit": _("low-bit: another training"),
     }
     figures.append(qualities[cure.quality])
-    lines = hanging(f"{_('cure')}  {where}: " + ", ".join(figures), _wide(), 6)
+    lines = hanging(f"{_word()}  {where}: " + ", ".join(figures), _wide(), 6)
     return lines + [f"    {line}" for line in cure.lines]

@@ -76,7 +76,7 @@ class Clue:
 
 def slow_of(found: Asked, facts: RunFacts | None, target: Target | None) -> Diagnosis | None:
     """None where neither a figure nor the writer says that it is slow."""
-    text = found.text[:400_000]
+    text = found.prose
     eta, expected = _pace(facts)
     times = _times(eta, expected)
     said = _SLOW.search(text)
@@ -91,11 +91,12 @@ def slow_of(found: Asked, facts: RunFacts | None, target: Target | None) -> Diag
         return None  # by the log it is as fast as it can be expected to be: that is eta's answer
     what = _("The run is slow.")
     if times is not None and eta is not None and expected is not None:
-        what = _("A step takes {times} times as long as it should: {ms} s, expected are {low} to {high} s.").format(
+        text = _("A step takes {times} times as long as it should: {ms} s, expected are {low} to {high} s.")
+        what = text.format(
             times=number(times, ".1f"), ms=number(eta.step_ms.mid / 1000, ".2f"),
             low=number(expected.step_ms.low / 1000, ".2f"), high=number(expected.step_ms.high / 1000, ".2f"),
         )  # fmt: skip
-    unknown = ()
+    unknown: tuple[str, ...] = ()
     if not clues:
         unknown = (_("nothing in the paste shows why: nvidia-smi while it runs, and the config, would"),)
     return Diagnosis(
@@ -144,7 +145,7 @@ def _evaluations(facts: RunFacts | None, eta: Eta | None) -> float | None:
 def _clues(
     found: Asked, facts: RunFacts | None, target: Target | None, times: float | None, share: float | None
 ) -> Iterator[Clue]:
-    text = found.text[:400_000]
+    text = found.prose
     if _CPU.search(text) or (facts is not None and is_of_cpu(facts.log)):
         yield Clue(
             "cpu", _("it trains on the CPU, not on a card"),
@@ -172,11 +173,10 @@ def _clues(
         )  # fmt: skip
     yield from _not_compiled(found, text, target)
     if (said := _HOST.search(text)) and times is None:
-        part = _("the card is busy {n}% of the time: the host does not launch fast enough").format(n=said[1]) if said[1] else _("the host does not "
-                                                                                                                                "launch "
-                                                                                                                                "kernels "
-                                                                                                                                "fast "
-                                                                                                                                "enough")  # fmt: skip
+        part = _("the host does not launch kernels fast enough")
+        if said[1]:
+            text = _("the card is busy {n}% of the time: the host does not launch kernels fast enough")
+            part = text.format(n=said[1])
         yield Clue(
             "host-bound", part, _("a larger batch_size with fewer micro-batches, or compile = True"), 2.0
         )

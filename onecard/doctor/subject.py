@@ -27,6 +27,7 @@ _MANY_CARDS = re.compile(
     r"(?<![\w.])(\d{1,4})\s?(?:[x\u00d7]|-?GPU)\s?(?:NVIDIA )?((?:RTX |GTX )?[A-Z]{0,2}\d{2,4}(?: ?Ti"
     r"| ?Super)?)\b"
 )
+_STEPS = re.compile(r"\bmax_(?:iters|steps)\W{1,5}(\d{1,3}(?:[.,]\d{3})+|\d{2,8})\b")
 _LAPTOP = re.compile(r"laptop|notebook|port[a\u00e1]til|mobile", re.IGNORECASE)
 GENERATIONS = (2025, 2026)
 
@@ -72,7 +73,10 @@ class Subject:
 
     @property
     def steps(self) -> int | None:
-        return self.eta.last_step if self.eta is not None else None
+        if self.eta is not None and self.eta.last_step:
+            return self.eta.last_step
+        said = _STEPS.search(self.text[:200_000])
+        return int(re.sub(r"[.,]", "", said[1])) if said else None
 
     @property
     def floor_of_step(self) -> float | None:
@@ -110,9 +114,9 @@ class Subject:
 
 def subject_of(found: Asked, target: Target | None, figures: list[Figure]) -> Subject:
     eta = _eta(found)
-    depth = depth_in(found.text) if found.config is None or found.config.depth is not None else None
+    depth = depth_in(found.prose) if found.config is None or found.config.depth is not None else None
     config, shape = found.config, None
-    if depth is not None and "nanochat" in found.text[:200_000].lower():
+    if depth is not None and "nanochat" in found.prose.lower():
         config = of_depth(depth, _parameters_on(depth, figures)) or config
     elif eta is not None and eta.facts.shape is not None:
         shape = eta.facts.shape
@@ -127,7 +131,7 @@ def subject_of(found: Asked, target: Target | None, figures: list[Figure]) -> Su
     of_depth_ = depth is not None and config is not None and config.depth is not None
     widths = tuple(int(c.value) for c in found.advised.lines if c.name == "n_embd")
     tokens = tokens if of_depth_ else None
-    return Subject(found.text, config, found.card, target, shape, tokens, eta, widths)
+    return Subject(found.prose, config, found.card, target, shape, tokens, eta, widths)
 
 
 def _eta(found: Asked) -> Eta | None:

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from onecard.errors import UserError, install_command
 from onecard.hardware.cpu import available_memory, local_cpu
@@ -99,7 +100,11 @@ def _torch() -> Observations | None:
 
 
 def _compiler() -> str | None:
-    names = [os.environ.get("CC", ""), "cl"] if sys.platform == "win32" else [os.environ.get("CC", ""), "cc", "gcc", "clang"]  # fmt: skip
+    names = (
+        [os.environ.get("CC", ""), "cl"]
+        if sys.platform == "win32"
+        else [os.environ.get("CC", ""), "cc", "gcc", "clang"]
+    )
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
@@ -119,7 +124,7 @@ def _locked_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _sensors() -> dict[str, object]:
+def _sensors() -> dict[str, Any]:
     from onecard.hardware.sensors import find_sensors
 
     sensors = find_sensors(None)
@@ -127,9 +132,11 @@ def _sensors() -> dict[str, object]:
         return {}
     load = sensors.read()
     return {
-        "temperature_c": load.temperature_c, "power_w": load.power_w, "power_limit_w": load.power_limit_w,
+        "temperature_c": load.temperature_c,
+        "power_w": load.power_w,
+        "power_limit_w": load.power_limit_w,
         "held_back": sensors.held_back_by(),
-    }  # fmt: skip
+    }
 
 
 # --- judged ---------------------------------------------------------------------------------------
@@ -138,9 +145,15 @@ def _sensors() -> dict[str, object]:
 def checks_of(seen: Seen) -> list[Check]:
     """In the order in which one depends on the other: the first that is wrong is the one to mend first."""
     return [
-        *_card(seen), *_torch_and_card(seen), *_users(seen), *_compile(seen), *_memory(seen), *_disks(seen),
-        *_heat(seen), *_surroundings(seen),
-    ]  # fmt: skip
+        *_card(seen),
+        *_torch_and_card(seen),
+        *_users(seen),
+        *_compile(seen),
+        *_memory(seen),
+        *_disks(seen),
+        *_heat(seen),
+        *_surroundings(seen),
+    ]
 
 
 def _card(seen: Seen) -> list[Check]:
@@ -197,8 +210,9 @@ def _users(seen: Seen) -> list[Check]:
         )
         who = [
             f"{p.name or p.pid} {p.memory_bytes / GIB:.2f} GiB" if p.memory_bytes else str(p.name or p.pid)
-            for p in gpu.processes if not p.mine
-        ]  # fmt: skip
+            for p in gpu.processes
+            if not p.mine
+        ]
         if who:
             text += ": " + ", ".join(who[:4])
         pythons = [p.pid for p in gpu.processes if not p.mine and "python" in (p.name or "")]
@@ -267,8 +281,13 @@ def _heat(seen: Seen) -> list[Check]:
     text = _("card: {parts}").format(parts=", ".join(parts))
     if seen.held_back:
         causes = ", ".join(_(cause) for cause in seen.held_back)
-        return [Check(WARNING, text + "; " + _("its clock is held down by {causes}").format(causes=causes),
-                      _("dust, air and fans; or a lower power limit: onecard bench --power_limits"))]  # fmt: skip
+        return [
+            Check(
+                WARNING,
+                text + "; " + _("its clock is held down by {causes}").format(causes=causes),
+                _("dust, air and fans; or a lower power limit: onecard bench --power_limits"),
+            )
+        ]
     if seen.temperature_c >= HOT_C:
         return [Check(WARNING, text, _("look at its fans and the air in the case"))]
     return [Check(OK, text)]
@@ -280,12 +299,16 @@ def _surroundings(seen: Seen) -> list[Check]:
         checks.append(
             Check(
                 WARNING,
-                _("WSL: where the card is full, Windows moves its memory to the host and training is many "
-                  "times slower"),
-                _("onecard's limit keeps clear of it; in other trainers "
-                  "torch.cuda.set_per_process_memory_fraction(0.9)"),
+                _(
+                    "WSL: where the card is full, Windows moves its memory to the host and training is many "
+                    "times slower"
+                ),
+                _(
+                    "onecard's limit keeps clear of it; in other trainers "
+                    "torch.cuda.set_per_process_memory_fraction(0.9)"
+                ),
             )
-        )  # fmt: skip
+        )
     if seen.allocator:
         checks.append(Check(OK, f"PYTORCH_CUDA_ALLOC_CONF={seen.allocator}"))
     return checks

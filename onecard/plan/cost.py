@@ -13,16 +13,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from onecard.config.run import RunConfig
-from onecard.hardware.cards import Card, is_laptop
+from onecard.hardware.cards import Card
+from onecard.plan.prices import Prices
 from onecard.plan.speed import StepTime
 
 # A card that trains is near its power limit; matmuls in bf16 with fp32 sums take most of it.
 POWER_SHARE = 0.93
-# The rest of the PC: processor waiting for the card, board, disks, losses of the supply.
-IDLE_WATTS = 80.0
-# Of a laptop: a frugal processor, one board, and a screen that is dimmed or off while nobody looks.
-LAPTOP_IDLE_WATTS = 25.0
-PRICE, CURRENCY = 0.30, "EUR"
 DISK_BYTES_PER_S = 8e8
 CHECKPOINT_PASSES = 3  # ours is written, flushed, and read again to be sure
 # Cold, the compiler needs about this; later runs find it done.
@@ -79,11 +75,6 @@ def rounded(value: float | None, digits: int) -> float | None:
     return round(value, digits) if value is not None else None
 
 
-def usual_idle_watts(card: Card) -> float:
-    """What the rest of the PC draws."""
-    return LAPTOP_IDLE_WATTS if is_laptop(card) else IDLE_WATTS
-
-
 def evaluations_of(config: RunConfig) -> int:
     """One before the first step and one every eval_interval, as nanoGPT does it too."""
     return config.max_iters // config.eval_interval + 1
@@ -113,16 +104,6 @@ class Training:
     def saving_s(self) -> float:
         """Seconds to write one checkpoint."""
         return self.checkpoint_passes * self.checkpoint_bytes / DISK_BYTES_PER_S
-
-
-@dataclass(frozen=True)
-class Prices:
-    """What a kWh costs, at least and at most, and what the PC draws besides the card."""
-
-    low: float = PRICE
-    high: float = PRICE
-    currency: str = CURRENCY
-    idle_watts: float = IDLE_WATTS
 
 
 def steps_within(seconds: float, run: Training) -> int:

@@ -12,7 +12,7 @@ from onecard.config.knobs import Config, load_config, option
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
 from onecard.language import N_, _
-from onecard.plan.cost import CURRENCY, PRICE, Prices, usual_idle_watts
+from onecard.plan.prices import CURRENCY, PRICE, Prices, usual_idle_watts
 
 _CLOCK = r"([01]?[0-9]|2[0-3]):([0-5][0-9])"
 _ZONE = re.compile(_CLOCK + r"(?::[0-9.]+)?\s*(?:z|[a-z]{3,4}|[+-][0-9:]{1,5})$")

@@ -234,17 +234,23 @@ def report_of(
         return found
     forecast, stands = forecast_of(facts), place.place_of(facts)
     rung = alarms.alarms_of(facts)
+    wrong = tuple(mistakes.mistakes_of(facts))
     return replace(
         found,
         # What was wrong and is no more is part of what the curve shows.
         findings=(*curve.findings_of(facts), *(alarm for alarm in rung if alarm.good is not False)),
         alarms=tuple(alarm for alarm in rung if alarm.good is False),
-        mistakes=tuple(mistakes.mistakes_of(facts)),
+        mistakes=wrong,
         place=stands,
         forecast=forecast,
-        next_steps=tuple(next_steps.next_steps_of(facts, forecast, stands)),
+        next_steps=tuple(next_steps.next_steps_of(facts, forecast, stands, wrong, lost=lost_since(rung))),
         sample=sample_of(facts),
     )
+
+
+def lost_since(alarms: Sequence[Finding]) -> int | None:
+    """The step since which nothing is worth going on with; None of any other run."""
+    return next((a.step for a in alarms if a.good is False and a.key in ("diverging", "not-a-number")), None)
 
 
 def pace_of(facts: RunFacts) -> Pace:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onecard.hardware.cards import Card
-from onecard.plan.cost import CURRENCY, POWER_SHARE, PRICE, Prices, rounded, usual_idle_watts
+from onecard.plan.cost import POWER_SHARE, rounded
+from onecard.plan.prices import CURRENCY, PRICE, Prices, usual_idle_watts
 from onecard.report.run_facts import RunFacts
 
 _PACE_LINES = 400  # of the latest, where nothing better is known of the pace

@@ -55,7 +55,7 @@ class ForecastPoint:
     loss: float
     low: float
     high: float
-    case: str = ""  # "" is the end of this schedule; else such as "trained on with a second decay"
+    case: str = ""  # "" is the end of this schedule; else such as "decayed and restarted"
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Forecast:
 
     points: tuple[ForecastPoint, ...] = ()
     refused: str = ""  # why there is none
+    of: str = "val"  # the losses it is of: those of validation, or "train"
     notes: tuple[str, ...] = ()
     by_law: tuple[tuple[str, float], ...] = ()  # (law, loss at the first point): power law and last value too
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from onecard.config.knobs import Config, option
 from onecard.errors import UserError
 from onecard.language import N_, _
-from onecard.plan.cost import CURRENCY, PRICE
 from onecard.plan.options import price_range
+from onecard.plan.prices import CURRENCY, PRICE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from onecard.report.answer import (
     tokens_at,
 )
 
+OLDER = 0.05  # of the steps: an evaluation from before that is not where the run stands
 # By the keys of alarms; what is seen of each is its own sentence, and the first of the reasons.
 _TROUBLE = N_("Not healthy: something has been wrong since step {step:,}.")
 _TROUBLES = {
@@ -44,7 +45,7 @@ def _first(report: Report) -> str:
         return _("Healthy, but behind what usual runs of its size reach.")
     assert loss is not None
     first = first_loss(report.facts, loss)
-    if first is None or first <= loss.value:
+    if first is None or first <= loss.value or loss_text(first) == loss.text:
         return _("Healthy: nothing in the curve is wrong.")
     text = _("Healthy: the {name} has fallen from {first} to {last}, and nothing in the curve is wrong.")
     return text.format(name=loss.name, first=loss_text(first), last=loss.text)
@@ -62,8 +63,7 @@ def _second(report: Report) -> str:
     loss, end, place = report.loss, report.end, report.place
     if report.health == "unknown" or loss is None:
         return _("Give more of the log, its first lines and its latest ones; or ask again later.")
-    tokens = tokens_at(report.facts, loss.step)
-    at = _("{tokens} tokens").format(tokens=count(tokens)) if tokens else _("step {n:,}").format(n=loss.step)
+    at = _where(report)
     if report.health == "not-healthy":
         return _("Its {name} is {loss} at {at}.").format(name=loss.name, loss=loss.text, at=at)
     if end is not None:
@@ -74,6 +74,11 @@ def _second(report: Report) -> str:
                 "It stands at {loss} bits per byte at {at}; "
                 "its training loss should end between {low} and {high}."
             )
+        elif report.forecast is not None and report.forecast.of != loss.split:
+            text = _(
+                "Its validation loss is {loss} at {at}; "
+                "its training loss should end between {low} and {high}."
+            )
         return text.format(loss=loss.text, at=at, low=low, high=high)
     shown = report.comparable and place is not None and place.unit == loss.unit
     if shown and place is not None and place.low is not None and place.high is not None:
@@ -81,6 +86,16 @@ def _second(report: Report) -> str:
         low, high = range_texts(place.low, place.high)
         return text.format(name=loss.name, loss=loss.text, at=at, low=low, high=high)
     return _("Its {name} is {loss} at {at}.").format(name=loss.name, loss=loss.text, at=at)
+
+
+def _where(report: Report) -> str:
+    """Where the loss was: by its tokens, or where it is well before the run's last step, by that step."""
+    loss, step = report.loss, report.facts.step
+    assert loss is not None
+    tokens = tokens_at(report.facts, loss.step)
+    if tokens is None or loss.step < (1 - OLDER) * step:
+        return _("step {n:,}").format(n=round(loss.step))
+    return _("{tokens} tokens").format(tokens=count(tokens))
 
 
 def sentence(text: str) -> str:

@@ -16,8 +16,9 @@ from onecard.arch.shapes import GPT2Shape
 from onecard.config.run import RunConfig
 from onecard.hardware.cards import find_card
 from onecard.plan.bill import checkpoint_bytes
-from onecard.plan.cost import IDLE_WATTS, POWER_SHARE, PRICE, Cost, Prices, Training, cost_of, steps_within
+from onecard.plan.cost import POWER_SHARE, Cost, Training, cost_of, steps_within
 from onecard.plan.others.nanogpt_speed import nanogpt_step_time
+from onecard.plan.prices import IDLE_WATTS, PRICE, Prices
 from onecard.plan.rates import Rates, rates_of
 from onecard.plan.speed import StepTime, step_time
 

@@ -13,8 +13,8 @@ from onecard.arch.shapes import GPT2Shape
 from onecard.cli import main
 from onecard.plan.lines import GIB
 from onecard.plan.others.nanogpt import nanogpt_bill
-from onecard.plan.others.trainer import TrainerBill
 from onecard.plan.others.nanogpt_step import EVALUATION
+from onecard.plan.others.trainer import TrainerBill
 
 EVALUATED = [row for row in peers("nanogpt") if row["job"]["evaluates"]]
 CAPPED = [row for row in EVALUATED if row["job"]["cap_gib"]]

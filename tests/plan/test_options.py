@@ -15,8 +15,8 @@ from onecard.config.knobs import knobs
 from onecard.config.run import RunConfig
 from onecard.errors import UserError
 from onecard.hardware.cards import Card
-from onecard.plan.cost import CURRENCY, IDLE_WATTS, LAPTOP_IDLE_WATTS, PRICE
 from onecard.plan.options import Options, budget_seconds
+from onecard.plan.prices import CURRENCY, IDLE_WATTS, LAPTOP_IDLE_WATTS, PRICE
 
 
 def split_words(words: list[str]) -> tuple[Options, list[str]]:

@@ -13,6 +13,7 @@ from onecard.report.curve.detectors import (
     FIRST_NOTHING,
     FIRST_UNTAUGHT,
     FLAT_SHARE,
+    LEAST_INITIAL,
     MEMORISING,
     NOT_A_NUMBER,
     NOTHING,
@@ -87,7 +88,10 @@ def _risen(points: Sequence[tuple[int, float]]) -> Alarm | None:
 
 def _flat(points: Sequence[tuple[int, float]], vocabulary: int | None) -> Alarm | None:
     step, now = points[-1]
-    ceiling = math.log(vocabulary) if vocabulary else points[0][1] if points[0][0] <= 1 else None
+    first, loss = points[0]
+    ceiling = math.log(vocabulary) if vocabulary else None
+    if ceiling is None and first <= 1 and loss >= LEAST_INITIAL:
+        ceiling = loss
     if (
         ceiling is not None
         and step >= FIRST_NOTHING

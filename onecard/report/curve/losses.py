@@ -22,6 +22,7 @@ SHOWN = 8
 SMALL_GAP, LARGE_GAP = 0.05, 0.15
 # A slope counts where it is so many times its error, and matters from so many nats per doubling on.
 SIGMAS, FALLING = 2.0, 0.02
+UNSEEN = 1.0  # an error so large is no figure
 LAST_DIGIT = 0.29  # of a unit: the standard deviation of what rounding leaves out
 INITIAL_SHARE = 0.03
 
@@ -231,6 +232,9 @@ def slope(facts: RunFacts) -> Iterator[Finding]:
             "{error:.3f}) since step {begin:,}."
         ).format(**{**values, "nats": max(abs(found.nats), FALLING)})
         yield Finding("plateau", text, None, found.begin, 45.0)
+    elif found.error > UNSEEN:
+        text = _("Whether the loss still falls cannot be seen in so few steps.")
+        yield Finding("slope-unclear", text, None, found.begin, 20.0)
     else:
         text = _(
             "Whether the loss still falls cannot be seen: {signed:+.3f} ± {error:.3f} nats per doubling of "

@@ -112,7 +112,8 @@ def phase_at(facts: RunFacts, step: int) -> str | None:
     if schedule is not None and not schedule.table and step < schedule.warmup_steps:
         return WARM_UP
     before = rates_of(facts)(max(0.0, 0.7 * step))
-    if before is not None and rate > 1.05 * before and rate < 0.99 * peak:
+    going_up = schedule is None or (schedule.horizon is None and schedule.kind != "constant")
+    if before is not None and rate > 1.05 * before and (rate < 0.99 * peak or going_up):
         return WARM_UP
     end = last_planned(facts)
     if schedule is not None and schedule.kind == "constant":

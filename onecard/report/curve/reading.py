@@ -11,6 +11,8 @@ from onecard.report.curve.losses import series_of
 from onecard.report.findings import Finding
 from onecard.report.run_facts import RunFacts
 
+# No model of GPT-2's tokens has less on web text: the text is a simple one, or is known by heart.
+LEAST_OF_TEXT = 2.2
 CHARACTERS_A_TOKEN = 4.5  # of GPT-2's, on web text (plan/scaling.py)
 
 
@@ -43,6 +45,8 @@ def reads_like(facts: RunFacts) -> Iterator[Finding]:
     step, loss = series.points[-1]
     characters = (facts.vocab_size or 0) and (facts.vocab_size or 0) < CHARACTERS
     if not characters and facts.tokenizer != "gpt2" and facts.vocab_size not in (50257, 50304):
+        return
+    if not characters and loss < LEAST_OF_TEXT:
         return
     like = next(text for least, text in _bands(bool(characters)) if loss >= least)
     said = _(

@@ -26,7 +26,7 @@ def column_of(log: Log, begin: float) -> Column | None:
     """The curve; `begin`: what is before it (the warm-up) says nothing about the end."""
     val = _points(*finite(log.evaluations, "val"))
     steps, averaged = _points(*finite(log.steps, "loss")), _points(*finite(log.evaluations, "train"))
-    train = max((averaged, steps), key=lambda points: len(points) >= FEWEST and len(points))
+    train = max((averaged, steps), key=lambda points: (len(points) >= FEWEST, len(points)))
     enough = [point for point in val if point[0] >= begin]
     shape = [point for point in train if point[0] >= begin]
     if len(enough) >= FEWEST and not _clearer(shape, enough):

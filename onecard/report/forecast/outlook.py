@@ -27,7 +27,7 @@ from onecard.report.forecast.rates_of_run import (
 from onecard.report.forecast.seen import FEWEST, noise_of, smoothed_end
 from onecard.report.run_facts import RunFacts
 
-AGAIN = N_("trained on with a second decay")
+AGAIN = N_("decayed and restarted")
 LONGER = N_("longer from the start")
 COOLED = N_("trained on, decay in the last fifth")
 STAYS = N_("the rate stays as it is")
@@ -46,6 +46,7 @@ RISEN, RISEN_SIGMAS = 0.02, 4.0
 NOISY = 0.1  # nats: the error of a mean of a tenth of the points
 STRANGE = 0.25  # less like any published run than this
 MANY_PASSES = 4.0
+RISING = 0.15  # nats above the curve's end: a law that says so does not fit it
 
 
 @dataclass(frozen=True)
@@ -90,16 +91,21 @@ def _forecast(facts: RunFacts, column: Column, course: Course | None, past: Rate
     predictions: list[Prediction] = []
     if course is not None and now >= FINISHED * course.end:
         points.append(_measured(facts, column, course.end))
+    # More steps end no higher than those there were.
+    end = smoothed_end(column.points, noise_of(column.points[-60:])) if points or course is None else math.inf
     for case in cases:
         found = predict(column.points, case.rates, case.end, case.later)
         half = found.half * case.wider * (learnt().horizons if case.name else 1.0)
         half *= EARLY_WIDER if now < EARLY * case.end else 1.0
-        points.append(_point(facts, case, found.loss, half))
+        points.append(_point(facts, case, min(found.loss, end), half))
         predictions.append(found)
     if not points:
         return Forecast(
             refused=_("There is no forecast: every horizon is more than three times what is seen.")
         )
+    if refused := _unbelievable(column, predictions):
+        measured = tuple(point for point in points if not point.case and point.step <= now)
+        return Forecast(measured, "" if measured else refused, column.name, (refused,) if measured else ())
     laws: list[tuple[str, float]] = []
     if cases:
         first = cases[0]
@@ -108,7 +114,19 @@ def _forecast(facts: RunFacts, column: Column, course: Course | None, past: Rate
             (_("a power law"), plain.power_law(column.points, first.rates, first.end)),
             (_("the last value"), plain.last_value(column.points)),
         ]
-    return Forecast(tuple(points), "", tuple(_notes(facts, column, course, points, predictions)), tuple(laws))
+    notes = tuple(_notes(facts, column, course, points, predictions))
+    return Forecast(tuple(points), "", column.name, notes, tuple(laws))
+
+
+def _unbelievable(column: Column, predictions: list[Prediction]) -> str:
+    """Why laws that were fitted to this curve say nothing about it."""
+    losses = [found.loss for found in predictions]
+    if losses and min(losses) <= 0:
+        return _("There is no forecast: a loss so near to zero follows no law of learning.")
+    noise = noise_of(column.points[-60:])
+    if losses and max(losses) > smoothed_end(column.points, noise) + max(RISING, RISEN_SIGMAS * noise):
+        return _("There is no forecast: no law of learning fits the part of the curve that is seen.")
+    return ""
 
 
 # --- which schedules ------------------------------------------------------------------------------------
@@ -169,7 +187,7 @@ def _measured(facts: RunFacts, column: Column, end: int) -> ForecastPoint:
     loss = smoothed_end(column.points, noise)
     last = sum(step >= 0.98 * column.points[-1][0] for step, _ in column.points)
     half = max(SURE * noise / math.sqrt(last), LEAST_HALF)
-    return ForecastPoint(end, _tokens(facts, end), loss, loss - half, loss + half)
+    return ForecastPoint(end, _tokens(facts, end), loss, max(loss - half, 0.0), loss + half)
 
 
 def _tokens(facts: RunFacts, step: float) -> int | None:
@@ -195,6 +213,10 @@ def _refused(column: Column, past: Rates | None) -> str:
             len(points),
         )
         return text.format(n=len(points), least=FEWEST)
+    begin, end = points[0][0], points[-1][0]
+    if end - begin < LEAST_SEEN * end:
+        text = _("There is no forecast: steps {begin:,} to {end:,} are too small a part of the run.")
+        return text.format(begin=round(begin), end=round(end))
     noise, tail = noise_of(points), max(len(points) // 10, 1)
     if noise / math.sqrt(tail) > NOISY:
         text = _(

@@ -16,6 +16,7 @@ from onecard.report.gathering.run_folder import RunFolder
 from onecard.report.gathering.schedules import schedule_of
 from onecard.report.gathering.sources import Sources, Value, number, origin_of, switch, whole, word
 from onecard.report.log import Log
+from onecard.report.reading.formats import MODDED
 from onecard.report.run_facts import RunFacts
 
 
@@ -88,9 +89,11 @@ def _cards(found: Sources) -> int:
     log = found.log
     mine, together = (whole(log.facts.get(name)) for name in ("tokens_of_one_card", "tokens_of_all_cards"))
     by_tokens = max(1, round(together / mine)) if mine and together else None
+    # Its logs show all cards of the machine, and it uses them all.
+    shown = whole(log.facts.get("cards_shown")) if log.format == MODDED else None
     stated = found.first(
-        "cards", ("flag", found.known.cards), ("log", by_tokens), found.in_log("cards", whole)
-    )  # fmt: skip
+        "cards", ("flag", found.known.cards), ("log", by_tokens), found.in_log("cards", whole), ("log", shown)
+    )
     return stated or 1
 
 

@@ -15,6 +15,7 @@ from onecard.report.run_facts import Schedule
 
 NANOGPT_DEFAULTS = {"learning_rate": 6e-4, "min_lr": 6e-5, "warmup_iters": 2000, "lr_decay_iters": 600_000}
 _MOST_ROWS = 2000  # of a table; what lies between two is straight
+_MOST_FITTED = 200  # that a shape is held against: a log has a rate of every step
 _SAME = 1e-3  # rates are printed with three digits or more
 _FITS = 0.01  # of the highest rate: what a recognised shape may be off
 # Rates that fall by less have not begun to show along which curve.
@@ -222,22 +223,32 @@ def _best_fall(
 ) -> tuple[str, float, int] | None:
     """(cosine or linear, its last rate, where it ends) that the falling rates lie on."""
     now = rows[-1][0]
+    shown, rows = rows, _some(rows)
     # Where every tenth step is shown, the fall begins up to ten before the first one at the highest rate.
-    every = rows[1][0] - rows[0][0] if len(rows) > 1 else 0
+    every = shown[1][0] - shown[0][0] if len(shown) > 1 else 0
     starts = (start, start - every / 2, start - every) if start else (start,)
     if last_step is not None and last_step > now:
         fits = [found for begin in starts if (found := _fall_to(rows, peak, begin, last_step)) is not None]
         if fits:
             return min(fits)[1:]
     # With the end unknown as well, only the rates that people usually end at can be found.
-    ends = (round(start + (now - start) * 1.02**growth) for growth in range(1, 180))
+    ends = (round(start + (now - start) * 1.02**growth) for growth in range(180))
     fits = [
         found
         for end in ends
-        if (found := _fall_to(rows, peak, start, end)) is not None
+        if end > start
+        and (found := _fall_to(rows, peak, start, end)) is not None
         and any(abs(found[2] / peak - usual) < _FITS for usual in (0.0, 0.05, 0.1))
+        # A straight line fits wherever it is cut; that it ends there, nothing but a rate of zero says.
+        and (end > now or found[1] == "cosine" or found[2] < _SAME * peak)
     ]
     return min(fits)[1:] if fits else None
+
+
+def _some(rows: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
+    """Enough of them to know a shape by: the first, the last, and those at equal distances between."""
+    every = -(-len(rows) // _MOST_FITTED)
+    return rows if every == 1 else [*rows[:-1:every], rows[-1]]
 
 
 def _fall_to(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from onecard.errors import UserError
 from onecard.files import open_plain
@@ -77,7 +77,7 @@ class _Again(io.RawIOBase):
 
 
 # A paste can be read once, and `onecard -` looks at it before the verb that answers does.
-_seen: list[tuple[object, bytes]] = []
+_seen: list[tuple[Any, bytes]] = []
 
 
 def look_at_paste(most: int) -> bytes:
@@ -91,7 +91,8 @@ def look_at_paste(most: int) -> bytes:
 
 def _paste() -> BinaryIO:
     if _seen and _seen[0][0] is sys.stdin:
-        return _Again(_seen.pop()[1], sys.stdin.buffer)  # type: ignore[return-value]
+        again: Any = _Again(_seen.pop()[1], sys.stdin.buffer)
+        return again
     if sys.stdin.isatty():
         say(_("paste it, then press Ctrl-D (on Windows Ctrl-Z and Enter)"))
     return sys.stdin.buffer

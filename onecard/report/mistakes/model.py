@@ -28,6 +28,7 @@ OTHER_SIZE = 1.6  # a name's size is rounded, and counts embeddings or not
 LEAST_PER_PARAMETER = 4
 NANOGPT_MICROS = 40  # 5 × 8: made for eight cards
 STEPS_A_PASS = 20
+PAD_THEMSELVES = ("modded-nanogpt", "nanochat", "nanochat-2025", "litgpt")  # to a multiple, by their code
 UNLEARNED = 0.9  # of ln(vocabulary)
 AN_A100 = re.compile(r"\bA100\b")
 
@@ -182,6 +183,8 @@ def vocabulary(facts: RunFacts) -> Iterator[Mistake]:
     if said != GPT2_VOCABULARY or str(knob_value(facts, "init_from") or "").startswith("gpt2"):
         return
     if facts.shape is None or facts.shape.arch != "gpt2":
+        return
+    if facts.log.format in PAD_THEMSELVES:
         return
     text = _(
         "The vocabulary of {said:,} is no multiple of 64: padded to {padded:,}, the largest matmul runs on "

@@ -53,6 +53,8 @@ def horizon(facts: RunFacts) -> Iterator[Mistake]:
     }  # fmt: skip
     evidence = evidence_of(facts, max_iters=end, lr_decay_iters=schedule.horizon, learning_rate=schedule.peak)
     change = line("lr_decay_iters", end, schedule.horizon)
+    if (schedule.final or 0.0) > schedule.peak:
+        return  # it rises: that is the mistake
     if schedule.horizon > TOO_LONG * end and reached > STILL_UP * schedule.peak:
         text = _(
             "The learning rate hardly falls: its decay is made for {horizon:,} steps and the run has "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from onecard.arch.shapes import GPT2_PADDED_VOCABULARY
@@ -34,6 +35,7 @@ from onecard.report.next.offers import (
     nanogpt_splits,
     price_of_hours,
 )
+from onecard.report.run_facts import RunFacts
 
 NANOCHAT_2025 = "nanochat-2025"  # a format of logs
 _STILL_HIGH_SHARE = 0.2
@@ -47,7 +49,7 @@ def finish(run: Run, forecast: Forecast) -> NextStep | None:
     left = run.steps - run.facts.step
     if left < 0.02 * run.steps or not forecast.points:
         return None
-    gain = forecast_gain(run, forecast.points[0])
+    gain = forecast_gain(run, forecast.points[0], forecast.of)
     text = _("let it finish: {left:,} steps are left, and the end of the schedule is where the loss falls")
     return step_of(
         text.format(left=left),
@@ -64,6 +66,9 @@ def decay(run: Run) -> NextStep | None:
     share = share_of_peak(run.facts, run.facts.step)
     finished = run.facts.step >= 0.98 * run.steps
     if run.trainer != NANOGPT or share is None or share < _STILL_HIGH_SHARE or not finished:
+        return None
+    # A rate that nobody said is no reason, and one above its peak is a mistake of its own.
+    if share > 1 or not math.isfinite(_last_loss(run.facts)) or _is_guessed(run.facts):
         return None
     more = max(run.steps // 5, 1)
     end = run.steps + more
@@ -85,6 +90,20 @@ def decay(run: Run) -> NextStep | None:
     )
 
 
+def _is_guessed(facts: RunFacts) -> bool:
+    """Is the schedule nanoGPT's default, and the log one that many others write, or in its warm-up?"""
+    schedule = facts.schedule
+    if schedule is None or not schedule.assumed:
+        return False
+    if facts.step < schedule.warmup_steps:
+        return True
+    return facts.last_step is None and not facts.log.steps.has("ms")
+
+
+def _last_loss(facts: RunFacts) -> float:
+    return facts.log.steps.loss[-1] if len(facts.log.steps) and facts.log.steps.has("loss") else 0.0
+
+
 def longer(run: Run, forecast: Forecast) -> NextStep | None:
     """The same model for more steps, its decay at their end."""
     times = times_longer(run)
@@ -95,7 +114,7 @@ def longer(run: Run, forecast: Forecast) -> NextStep | None:
     steps = round_steps(times * run.steps)
     point = further(run, forecast, steps)
     if point is not None and run.steps < point.step <= times * run.steps * 1.05:
-        steps, gain, source = point.step, forecast_gain(run, point), _("the forecast")
+        steps, gain, source = point.step, forecast_gain(run, point, forecast.of), _("the forecast")
     else:
         gain, source = gain_of_length(run, steps), by_the_law()
     if gain is None:

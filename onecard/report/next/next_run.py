@@ -4,6 +4,7 @@ as a range."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -104,10 +105,19 @@ def by_the_law() -> str:
     return _("the law fitted to published runs (docs/scaling.md)")
 
 
-def forecast_gain(run: Run, point: ForecastPoint) -> tuple[float, float] | None:
-    if run.loss is None or run.loss <= point.low:
+def forecast_gain(run: Run, point: ForecastPoint, of: str = "val") -> tuple[float, float] | None:
+    """`of`: the losses that the forecast is of, of validation or of training."""
+    loss = run.loss if of == "val" else _training_loss(run.facts)
+    if loss is None or loss <= point.low:
         return None
-    return max(run.loss - point.high, 0.0), run.loss - point.low
+    return max(loss - point.high, 0.0), loss - point.low
+
+
+def _training_loss(facts: RunFacts) -> float | None:
+    """The level of the last tenth: single steps scatter."""
+    pairs = max((facts.log.steps.pairs("loss"), facts.log.evaluations.pairs("train")), key=len)
+    tail = [loss for _step, loss in pairs[-max(1, min(100, len(pairs) // 10)) :] if math.isfinite(loss)]
+    return math.fsum(tail) / len(tail) if tail else None
 
 
 def further(run: Run, forecast: Forecast, steps: int) -> ForecastPoint | None:

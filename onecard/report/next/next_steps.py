@@ -47,14 +47,31 @@ _AGAIN = 0.5  # of the peak: how high a rewarm goes
 
 def next_steps_of(
     facts: RunFacts, forecast: Forecast, place: Place, mistakes: Sequence[Mistake] = (),
-    options: Options | None = None,
+    options: Options | None = None, *, lost: int | None = None,
 ) -> list[NextStep]:  # fmt: skip
-    """`options` has the price of a kWh. The first are those of the reader's own trainer."""
+    """`options` has the price of a kWh, `lost` is the step since which the run is. The first are those of
+    the reader's own trainer."""
     run = run_of(facts, mistakes, options or Options())
+    if lost is not None:
+        return [_back(run, lost)]
     theirs = [finish(run, forecast), decay(run), longer(run, forecast), larger(run), faster(run)]
     here = [_continued_here(run, forecast), _better_here(run, place)]
     ranked = [*_by_gain(theirs), *_by_gain(here)]
     return [*ranked, _better_data(run, place), _sample(run)]
+
+
+def _back(run: Run, lost: int) -> NextStep:
+    """What is left of a run that diverged or has no numbers any more."""
+    text = _("go back to a checkpoint from before step {step:,}, with half the learning rate")
+    if run.facts.dtype == "float16":
+        text = _(
+            "go back to a checkpoint from before step {step:,}: in bfloat16, or with half the learning rate"
+        )
+    command = ""
+    if run.trainer == NANOGPT:
+        peak = run.facts.schedule.peak if run.facts.schedule is not None else None
+        command = "init_from = 'resume'" + (f"\nlearning_rate = {peak / 2:g}" if peak else "")
+    return NextStep(text.format(step=lost), command, own_trainer(run) if run.trainer else "theirs")
 
 
 def _by_gain(steps: Sequence[NextStep | None]) -> list[NextStep]:
@@ -93,7 +110,7 @@ def _continued_here(run: Run, forecast: Forecast) -> NextStep | None:
     point = further(run, forecast, steps)
     source = by_the_law()
     if point is not None and abs(point.step - steps) < 0.1 * steps:
-        gain, source = forecast_gain(run, point) or gain, _("the forecast")
+        gain, source = forecast_gain(run, point, forecast.of) or gain, _("the forecast")
     text = _(
         "go on with it here until step {steps:,}: onecard reads nanoGPT's ckpt.pt, with AdamW's moments, "
         "from "

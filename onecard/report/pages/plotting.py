@@ -166,8 +166,9 @@ def curves_of(facts: RunFacts, alarms: Iterable[Finding] = (), forecast: Forecas
     log = facts.log
     train, val = log.steps.pairs("loss"), log.evaluations.pairs("val")
     unit = "nats"
-    if not val and (val := log.evaluations.pairs("bpb")):
-        train, unit = [], "bpb"  # two units do not go into one figure
+    bits = log.evaluations.pairs("bpb")
+    if not val and bits and (len(bits) > 1 or len(train) < 2):
+        train, val, unit = [], bits, "bpb"  # two units do not go into one figure
     return Curves(
         train or (log.evaluations.pairs("train") if unit == "nats" else []),
         val,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from onecard.language import _, joined, number
@@ -119,9 +119,16 @@ def losses(report: Report) -> Section:
     within = max(0.5, 0.02 * (scale.high - scale.low))
     # As the evaluations have it, of the same steps; else the mean of many single steps, but of the first one.
     evaluated = report.facts.log.evaluations.pairs("train")
-    smooth = evaluated if len(evaluated) > 1 else [*curves.train[:1], *mean_line(curves.train, 400)]
+    steps_alone = [*curves.train[:1], *mean_line(curves.train, 400)]
+    smooth: Sequence[tuple[float, float]] = evaluated if len(evaluated) > 1 else steps_alone
+    if len(evaluated) < len(curves.train) <= _ROWS:
+        smooth = curves.train
     few = len(curves.main) <= _ROWS
-    steps = [step for step, _loss in curves.main] if few else round_steps(scale, _ROWS - 2)
+    either = sorted({step for pairs in (curves.main, smooth) for step, _loss in pairs})
+    if few and len(either) <= _ROWS:
+        steps = either
+    else:
+        steps = [step for step, _loss in curves.main] if few else round_steps(scale, _ROWS - 2)
     rows = []
     for step in steps:
         pair = [value_at(pairs, step, within) for pairs in (smooth, curves.val)]

@@ -14,6 +14,8 @@ from onecard.report.reading.formats import KEY_VALUE, NANOGPT, ONECARD
 from onecard.report.reading.reader import Reader
 from onecard.report.reading.runs import OneStart, Runs, whole_curve
 
+_OF_WORDS = ("data", "gpu", "tokenizer", "parameters_about")  # no sizes
+
 
 def log_of(reader: Reader) -> Log | None:
     """The run that most rows are of; None without any."""
@@ -35,7 +37,7 @@ def log_of(reader: Reader) -> Log | None:
     if family in (formats.CSV, formats.TABLE, formats.JSONL):
         curve, planned = _without_planned(curve)
     trained = [start for start in starts if len(start.steps)] or starts
-    settings, facts, evidence = _said(reader, trained[-1])
+    settings, facts, evidence = _said(reader, trained[-1], name)
     return Log(
         format=name,
         steps=curve.steps,
@@ -49,10 +51,18 @@ def log_of(reader: Reader) -> Log | None:
     )
 
 
-def _said(reader: Reader, start: OneStart) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+def _said(
+    reader: Reader, start: OneStart, name: str = ""
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """The log's own words first, then the command line's, then those of prose."""
     settings = {**reader.prose.settings, **reader.commands, **start.settings}
     facts = {**reader.prose.facts, **start.facts}
+    if name == formats.MODDED:  # its logs begin with its program: what looks like prose is code
+        said = {
+            known: reader.prose.settings[known] for known in reader.prose.settings if known == "optimizer"
+        }
+        settings = {**said, **reader.commands, **start.settings}
+        facts = {known: facts[known] for known in facts if known in start.facts or known in _OF_WORDS}
     if "cards" not in facts and isinstance(cards := settings.get("nproc_per_node"), int):
         facts["cards"] = cards
     if isinstance(tokens := settings.get("eval_tokens"), int):

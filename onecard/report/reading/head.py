@@ -43,6 +43,11 @@ FACTS: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = tuple(
         ("gpu", r"\bGPU: (.{2,80}?) \| Peak FLOPS", str.strip),
         ("gpu", r"^\| device +\| (.{2,60}?) +\|$", str.strip),
         ("gpu", r"\| +\d+ +(NVIDIA [\w .-]{2,40}?) +(?:On|Off|WDDM|TCC) +\|", str.strip),
+        (
+            "cards_shown",
+            r"\| +(\d{1,2}) +NVIDIA [\w .-]{2,40}? +(?:On|Off|WDDM|TCC) +\|",
+            lambda t: int(t) + 1,
+        ),
         ("peak_flops", r"Peak FLOPS \(BF16\): (\d\.\d{1,12}e\+\d{1,2}|inf)\b", float),
         ("dtype", r"COMPUTE_DTYPE: (?:torch\.)?(bfloat16|float16|float32)", str),
         ("dtype", r"training tokens in .{1,200}; \w+(?::\d+)?, (bfloat16|float16|float32)", str),
@@ -178,7 +183,7 @@ def facts_of(line: str) -> dict[str, Any]:
 # --- the command line -----------------------------------------------------------------------------
 
 _COMMAND = re.compile(
-    r"(?:^|[\s`$>])("
+    r"(?:^|[\s`$>])(?:[~.]?/[\w./-]{0,120}/)?("
     r"(?:python3?|torchrun|accelerate|deepspeed|uv run|onecard train|mpirun|\./train)\b[^`\n]{0,4000}"
     r"|[\w./]{0,60}train\w{0,20}\.(?:py|cu|sh)\b[^`\n]{0,4000})"
 )

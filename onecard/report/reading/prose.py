@@ -219,6 +219,7 @@ class Prose:
             or self._lines >= MOST_LINES
             or len(line) > 5000
             or line.count("|") > 2
+            or line.count(" --") > 3  # a command line: its flags are no sentence
             or not _MAY_MATTER.search(line)
         ):
             return False

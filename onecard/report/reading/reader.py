@@ -147,6 +147,10 @@ class Reader:
             if has_bar and self.trainer.bar(lines[index]):
                 index, self._first = index + 1, False
                 continue
+            may_be_quick = not ends and self._table is None and not self._held
+            if may_be_quick and lines[index][:2] == "{'" and self.trainer.quick_row(lines[index]):
+                index, self._first = index + 1, False
+                continue
             joined = joined_lines(lines, index, ends=ends)
             if joined is None:
                 break
@@ -261,6 +265,7 @@ class Reader:
         if "step" not in row:
             if entry.name == HUGGINGFACE:
                 self.trainer.row(row)
+                self.trainer.like(shape)
             elif entry.evaluated_before is not None and "val" in row:
                 self._unplaced = row
                 if (seen := self._last_step(entry.name)) is not None:

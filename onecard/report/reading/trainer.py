@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from itertools import groupby
 from typing import Any
 
 from onecard.report.log import NOT_SAID
-from onecard.report.reading.lines import Row
+from onecard.report.reading.lines import Row, Shape
 from onecard.report.reading.runs import MOST_ROWS, Runs
 
 # A bar of tqdm's: `10%|█ | 500/5000 [12:34<1:53:06,  1.51s/it]`.
 BAR = re.compile(
     r"\|\s*(\d{1,12})/(\d{1,12})\s*\[[^\]<]{1,20}<[^\],]{1,20},\s*(\d{1,9}\.\d{1,4})\s*(s/it|it/s)"
 )
+_QUICK = frozenset(("loss", "val", "lr", "grad_norm", "epoch"))  # whatever number they are
 _MOST_BARS = 8
 _MOST_DICTS = 100_000
 _SETTLED = 0.006  # epochs are printed to two decimals
@@ -28,6 +30,8 @@ class Trainer:
         self._votes: dict[int, int] = {}  # how often a loss came behind a bar of this total
         self._last_bar: tuple[int, int] | None = None
         self._rows: list[tuple[int, int, Row]] = []  # (step and total of the bar before, the row)
+        self._dicts: Shape | None = None
+        self._columns: list[tuple[str, int, float]] = []  # of such a dict: name, group of the pattern, factor
         self.speed: dict[str, float] = {}  # of the line that ends a training
 
     def bar(self, line: str) -> bool:
@@ -59,6 +63,30 @@ class Trainer:
         if "loss" in row:
             self._votes[total] = self._votes.get(total, 0) + 1
         self._rows.append((step, total, row))
+
+    def quick_row(self, line: str) -> bool:
+        """A dict of the shape that came last, without working out what its numbers are; False for others."""
+        if self._dicts is None or (found := self._dicts.pattern.match(line)) is None:
+            return False
+        try:
+            row = {name: float(found[group]) * factor for name, group, factor in self._columns}
+        except ValueError:
+            return False  # with commas in it
+        if not all(map(math.isfinite, row.values())):
+            return False
+        self.row(row)
+        return True
+
+    def like(self, shape: Shape) -> None:
+        """The shape of a dict that was read: the next ones will be of it."""
+        if shape is self._dicts or len(shape.plans) != 1 or shape.plans[0].unsure:
+            return
+        if not shape.plans[0].columns.keys() <= _QUICK:
+            return
+        group = {index: n for n, index in enumerate(shape.used, 1)}
+        plan = shape.plans[0].columns.items()
+        self._dicts = shape
+        self._columns = [(name, group[index], factor) for name, (index, factor) in plan]
 
     def _thin(self) -> None:
         """Leaves out every second row, but not the largest and the smallest loss."""
@@ -97,8 +125,17 @@ class Trainer:
                 merged[at] = {**named, **merged.get(at, {})}
         if total:
             facts.setdefault("last_step", total)
-        for row in sorted([*merged.values(), *evaluations], key=lambda row: row["step"]):
-            runs.add(row, settings, facts)
+        rows = sorted([*merged.values(), *evaluations], key=lambda row: row["step"])
+        for evaluated, some in groupby(rows, key=lambda row: "val" in row):
+            first, *more = some
+            runs.add(first, settings, facts)
+            if evaluated:
+                for row in more:
+                    runs.add(row, settings, facts)
+            elif more:
+                names = set().union(*more)
+                columns = {name: [row.get(name, NOT_SAID) for row in more] for name in names}
+                runs.add_many(columns, settings, facts)
 
     def _total_by_speed(self) -> int:
         runtime, speed = self.speed.get("runtime", 0.0), self.speed.get("steps_per_s", 0.0)
