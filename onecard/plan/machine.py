@@ -102,7 +102,8 @@ def find_target(
         )
     local = next(iter(local_gpus()), None) if gpu is None else None
     if gpu is None and local is None:
-        raise UserError(_("there is no card in this machine to plan for"), hint=example)
+        why = _("a run on the CPU needs no plan: onecard train CONFIG")
+        raise UserError(_("there is no card in this machine to plan for"), why, example)
     if local is not None:
         capacity = local.total_bytes or int((local.card.memory_gb if local.card else 0) * GIB)
         if not capacity:

@@ -347,8 +347,7 @@ class Reader:
                 return  # what the program proposes when it has ended is not what was run
             settings, evidence = head.command_settings(command)
             self.commands |= settings
-            self.evidence |= evidence
-            self.evidence.setdefault("command", command[:500])
+            self.evidence = {"command": command[:500], **self.evidence, **evidence}
             return
         known_word = any(word in line for word in head.HEAD_WORDS)
         if known_word and head.START.search(line):
