@@ -95,7 +95,7 @@ def _bill(
     def step(limit: float) -> Played:
         return kind(shape, batch_size, limit=limit, **dict(options))
 
-    # nanochat evaluates before its first step. Hugging Face's Trainer does not unless told.
+    # nanochat evaluates before its first step. Hugging Face's Trainer does not unless asked.
     evaluates = kind in (CompiledNanochat, EagerNanochat)
     return played(step, accumulation, evaluates=evaluates, confirmed=confirmed)
 
