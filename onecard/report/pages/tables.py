@@ -121,7 +121,7 @@ def losses(report: Report) -> Section:
     evaluated = report.facts.log.evaluations.pairs("train")
     smooth = evaluated if len(evaluated) > 1 else [*curves.train[:1], *mean_line(curves.train, 400)]
     if len(evaluated) < len(curves.train) <= _ROWS:
-        smooth = curves.train
+        smooth = list(curves.train)
     few = len(curves.main) <= _ROWS
     either = sorted({step for pairs in (curves.main, smooth) for step, _loss in pairs})
     if few and len(either) <= _ROWS:
