@@ -363,3 +363,13 @@ def test_a_log_may_end_in_the_middle_of_any_line(rows: int) -> None:
         assert log is not None
         losses = log.steps.pairs("loss")
         assert losses == whole.steps.pairs("loss")[: len(losses)]
+
+
+def test_a_run_that_its_clock_has_stopped_has_nothing_left() -> None:
+    rows = "\n".join(
+        f"step:{n}/20000 train_loss:{2 + 5 / (1 + n / 50):.4f} train_time:{48 * n}ms step_avg:48.00ms"
+        for n in range(0, 12_001, 200)
+    )
+    found = report(rows + "\nstopping_early: wallclock_cap train_time:576000ms step:12000/20000\n")
+    assert found.facts.last_step == 12_000
+    assert not [step for step in found.next_steps if "let it finish" in step.text]
