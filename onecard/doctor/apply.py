@@ -73,7 +73,7 @@ def _ask() -> bool:
     """Only where somebody is there to answer."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    say(_("write this? [y/N]"))
+    say(_("write this? (y/N)"))
     return sys.stdin.readline().strip().lower() in ("y", "yes", "j", "ja", "s", "si", "s\u00ed")
 
 

@@ -8,6 +8,8 @@ import random
 import time
 from collections.abc import Callable
 
+import pytest
+
 from onecard.report import reading
 from onecard.report.answer import Report, report_of
 from onecard.report.gathering.known import Known
@@ -337,10 +339,37 @@ def test_losses_of_bytes_are_not_held_against_losses_of_tokens() -> None:
 
     logs = [
         "\n".join(
-            f"step:{n}/5000 val_loss:{end + (begin - end) / (1 + n / 50):.4f} train_time:{40 * n}ms step_avg:40ms"
+            f"step:{n}/5000 val_loss:{end + (begin - end) / (1 + n / 50):.4f} "
+            f"train_time:{40 * n}ms step_avg:40.00ms"
             for n in range(0, 5001, 100)
         )
         for begin, end in ((5.55, 0.92), (6.94, 2.02))
     ]
     assert "5.55" in why_not(sides_of([report(text) for text in logs]))
     assert why_not(sides_of([report(logs[0]), report(logs[0])])) == ""
+
+
+@pytest.mark.parametrize("rows", [30, 300])
+def test_a_log_may_end_in_the_middle_of_any_line(rows: int) -> None:
+    """Also where many lines are read at a time and the last one looks whole."""
+    text = "\n".join(
+        f"step {n:5d} | loss: {3 + 8 / (1 + n / 60):.6f} | lr 6.0000e-04 | dt: 712.84ms | tok/sec: 735488.80"
+        for n in range(rows)
+    )
+    whole = reading.read(text.encode(), 512)
+    assert whole is not None
+    for cut in range(1, 60):
+        log = reading.read(text[:-cut].encode(), 512)
+        assert log is not None
+        losses = log.steps.pairs("loss")
+        assert losses == whole.steps.pairs("loss")[: len(losses)]
+
+
+def test_a_run_that_its_clock_has_stopped_has_nothing_left() -> None:
+    rows = "\n".join(
+        f"step:{n}/20000 train_loss:{2 + 5 / (1 + n / 50):.4f} train_time:{48 * n}ms step_avg:48.00ms"
+        for n in range(0, 12_001, 200)
+    )
+    found = report(rows + "\nstopping_early: wallclock_cap train_time:576000ms step:12000/20000\n")
+    assert found.facts.last_step == 12_000
+    assert not [step for step in found.next_steps if "let it finish" in step.text]

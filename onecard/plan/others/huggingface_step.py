@@ -2,7 +2,7 @@
 
 What is written down here and easily missed:
 - GPT-2's GELU is written with single operations: under autocast four float32 tensors as wide as the MLP.
-- Its configuration drops a tenth of the embeddings, of the residual branches and of attention unless told.
+- Its configuration drops a tenth of the embeddings, of the residual branches and of attention unless asked.
 - Autocast casts the argument of every matrix product anew: queries, keys and values have a copy each.
 - The loss has float32 logits; the logits that the model returns are cast to float32 once more.
 - With gradient checkpointing a layer keeps its input alone, and is computed again in backward.

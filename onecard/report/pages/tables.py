@@ -122,7 +122,7 @@ def losses(report: Report) -> Section:
     steps_alone = [*curves.train[:1], *mean_line(curves.train, 400)]
     smooth: Sequence[tuple[float, float]] = evaluated if len(evaluated) > 1 else steps_alone
     if len(evaluated) < len(curves.train) <= _ROWS:
-        smooth = curves.train
+        smooth = list(curves.train)
     few = len(curves.main) <= _ROWS
     either = sorted({step for pairs in (curves.main, smooth) for step, _loss in pairs})
     if few and len(either) <= _ROWS:

@@ -35,6 +35,7 @@ FACTS: tuple[tuple[str, re.Pattern[str], Callable[[str], Any]], ...] = tuple(
         ("last_step", r"Total optimization steps = (\d[\d,]{0,20})", whole),
         ("last_step", r"TrainOutput\(global_step=(\d{1,12}),", whole),
         ("last_step", r"\"max_steps\": (\d{1,12}),?$", whole),
+        ("last_step", r"^stopping_early: .{1,80}\bstep:(\d{1,12})/", whole),  # by the clock
         ("planned_tokens", r"Total number of training tokens: (\d[\d,]{0,20})", whole),
         ("tokens_of_one_card", r"Tokens / micro-batch / rank: \d+ x \d+ = (\d[\d,]{0,20})", whole),
         ("tokens_of_all_cards", r"Tokens / micro-batch: (\d[\d,]{0,20})", whole),
@@ -74,6 +75,7 @@ HEAD_WORDS = (
     "total desired batch size", "num_parameters", "total ", "Total parameters", "trainable parameters",
     "Total optimization steps", "TrainOutput(", "max_steps", "num_processes", "Running Pytorch", "| device ",
     "NVIDIA", "padded_vocab_size", "done at step ", "train data pattern", "Running training",
+    "stopping_early: ",
 )  # fmt: skip
 
 WANTED = word_set(

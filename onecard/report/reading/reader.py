@@ -61,14 +61,14 @@ class Reader:
 
     def read(self, block: str) -> None:
         """A block of whole lines."""
-        if self._waiting:
-            block = "\n".join([*self._waiting, block])
-            self._waiting = []
-        self._cut = not block.endswith("\n")
+        block, self._waiting = "\n".join([*self._waiting, block]), []
+        end = block.rfind("\n") + 1
+        self._cut = end < len(block)
         shape = self._shapes.most_frequent() if self._table is None else None
-        if shape is None:
+        if shape is None or not end:
             self._read_lines(block.split("\n"), ends=False)
             return
+        block, tail = block[:end], block[end:]
         width = len(shape.used) + 1
         parts = shape.pattern.split(block)
         between = parts[::width]
@@ -84,6 +84,7 @@ class Reader:
         self._many(shape, parts[begin * width + 1 : -1], width)
         rest = between[-1].split("\n")
         self._read_lines(rest[1:] if len(between) > 1 else rest, ends=False)
+        self._waiting[-1] += tail
 
     def finish(self) -> None:
         waiting, self._waiting = self._waiting, []
