@@ -24,8 +24,7 @@ _BULK = 2000  # rows of a table at a time
 _MAY_BE_ROW = re.compile(r"loss|bpb|val|train|trl:|tel:|verlust|rdida|step|iter|norm", re.IGNORECASE)
 _QUOTE = re.compile(r"^(?:\s{0,3}>)+ ?")
 _RANK = re.compile(
-    r"^\s*\[?(?:default|rank ?|Rank ?|RANK ?|gpu|GPU ?)([0-9]{1,5})\]?:? "
-    r"|^\s*([0-9]{1,4}): (?=iter |[sS]tep |\{')"
+    r"^\s*\[?(?:default|[rR]ank ?|RANK ?|gpu|GPU ?)(\d{1,5})\]?:? |^\s*(\d{1,4}): (?=iter |[sS]tep |\{')"
 )
 
 
