@@ -49,9 +49,10 @@ class Options(Config):
         price_range(self.price)
         sizes = [name for name in ("largest", "by") if self.is_set(name)]
         others = [name for name in ("compare", "stages") if self.is_set(name)]
-        if self.as_ is not None and (sizes or others):
+        alone = [*(name for name in others if name != "stages"), *sizes]
+        if self.as_ is not None and alone:
             raise UserError(
-                _("--as and --{name} do not go together").format(name=[*others, *sizes][0]),
+                _("--as and --{name} do not go together").format(name=alone[0]),
                 hint="onecard plan --help",
             )
         if sizes and others:

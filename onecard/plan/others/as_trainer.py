@@ -111,7 +111,12 @@ def as_trainer(trainer: str, config: RunConfig, target: Target, options: Options
     rows = [priced(question, target, options, compiled=one, trainer=trainer) for one in (True, False)]
     asked, other = sorted(rows, key=lambda row: row.compiled != config.compile)
     if options.json:
-        show_json(json.dumps(_to_json(theirs, asked, rows, now), indent=1))
+        content = _to_json(theirs, asked, rows, now)
+        if options.stages:
+            from onecard.plan.others.stages import stages_of
+
+            content["stages"] = [s.to_json() for s in stages_of(trainer, question, target, options)]
+        show_json(json.dumps(content, indent=1))
     else:
         _show(theirs, question, target, options, (asked, other))
     return 0 if asked.fits else 1
@@ -201,6 +206,11 @@ def _show(
         table.append(Row(f"onecard, {ours.described}", figures, _("fits"), "bold"))
     headings = [_("allocated GiB"), _("reserved GiB"), _("GiB with CUDA itself"), _("tokens/s"), _("time")]
     print_rows(out, _("Predicted"), "", headings, table)
+    if options.stages:
+        from onecard.plan.others.stages import stages_in_words, stages_of
+
+        for text in stages_in_words(stages_of(theirs.key, question, target, options), question):
+            out.print(text, highlight=False)
     if not asked.bill.confirmed:
         unsure = _("No card has confirmed this yet: the memory may be {share:.0%} more or less.")
         out.print(unsure.format(share=UNCONFIRMED), style="dim", highlight=False)
