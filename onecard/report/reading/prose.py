@@ -71,6 +71,7 @@ def _gpu(found: re.Match[str]) -> str:
 
 
 _CASE = re.IGNORECASE
+_WORD = re.compile(r"\w")
 # Between a name and its value: "LR 5e-4", "learning rate) of 5e-4", "block_size=1024".
 _IS = r"\)?\s*(?:of|de|von|=|:|is|ist|es|was)?\s*"
 _LENGTH = (
@@ -235,8 +236,10 @@ class Prose:
             if name in into or (advice and name not in _STILL):
                 continue
             found = pattern.search(line)
-            if found is None or (begins and found.start() == 0) or (ends and found.end() == len(line)):
+            if found is None or (ends and found.end() == len(line)):
                 continue
+            if begins and not _WORD.search(line, 0, found.start()):
+                continue  # its own beginning may be lost
             if (value := reader(found)) is not None:
                 self._note(into, name, value, found[0].strip(" ("))
         return advice
