@@ -105,7 +105,7 @@ class Change:
     name: str
     value: Value
     was: Value | None = None
-    words: str = ""  # as it stands there
+    words: str = ""  # unchanged
     told: bool = False  # "reduce it to 8"
 
 

@@ -13,7 +13,7 @@ from onecard.plan.lines import GIB
 @dataclass(frozen=True)
 class Evidence:
     text: str  # a sentence with its figures
-    of: str = ""  # the part of the paste that shows it, as it stands there
+    of: str = ""  # the part of the paste that shows it, unchanged
     key: str = ""  # tensor, card, bill, ...; stable and English
 
 

@@ -140,7 +140,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _PROSE = 200_000  # characters in which the writer's own words are looked for
-# A forward pass whose code is Inductor's, and a step of an optimizer, are told from each other by these.
+# A forward pass whose code is Inductor's, and a step of an optimizer, are distinguished by these.
 _PHRASES = (
     (
         BACKWARD,

@@ -107,7 +107,7 @@ def _need(figure: Figure, subject: Subject) -> Judged | None:
 
 
 def _of_card(figure: Figure, subject: Subject) -> Judged | None:
-    """The memory of a card that the line names, as it stands on the box."""
+    """The memory of a card that the line names, as the box has it."""
     said = figure.high / 1e9 if figure.said.upper() == "GB" else figure.high / GIB
     named: list[Card] = [card for card in (laptop_of(subject.card, figure.line),) if card is not None]
     if not named:
