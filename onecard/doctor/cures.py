@@ -216,7 +216,7 @@ def _here(choice: Choice) -> tuple[Line, ...]:
 
 
 def folklore_of(theirs: InTheirs, *, compiled: bool, short: int | None, spare: int | None) -> list[Folklore]:
-    """Advice that people get, computed for this config. `spare`: bytes reserved and not allocated, as printed;
+    """Advice that people get, computed for this config. `spare`: bytes reserved and not allocated, as shown;
     `short`: bytes that were missing for what was tried."""
     config = theirs.config
     batch = config.batch_size

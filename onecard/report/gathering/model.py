@@ -194,6 +194,8 @@ def _other_vocabulary(shape: Shape, printed: int | None, sources: Sources) -> in
             "the log's {millions:.2f}M parameters are those of a vocabulary of about {found:,}, not of "
             "{assumed:,}: the log counts"
         )
+    elif "flops_per_token" in sources.log.facts:
+        return None  # the run's own plan or checkpoint says more than a guess from its losses
     elif _by_first_loss(sources) in ("char", "byte") and assumed not in _FEW:
         found = round(math.exp(loss or 0.0))
         text = _(
