@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -174,7 +174,3 @@ def _word(value: Any) -> str:
 def without_names(text: str) -> str:
     """The text without a person's folders: /home/NAME/ becomes ~/."""
     return _PATH.sub("~/", text)
-
-
-def on_card(found: Asked, card: Card | None) -> Asked:
-    return found if card is None else replace(found, card=card)

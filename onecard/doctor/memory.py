@@ -3,7 +3,6 @@ instead."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from onecard.arch.shapes import GPT2Shape, Shape
@@ -24,7 +23,7 @@ from onecard.doctor.cures import (
 from onecard.doctor.diagnosis import Diagnosis, Evidence
 from onecard.doctor.frames import Buffer
 from onecard.doctor.other_memory import of_other_memory
-from onecard.doctor.out_of_memory import Amount, OutOfMemory
+from onecard.doctor.out_of_memory import OutOfMemory
 from onecard.doctor.paste import USUAL_VOCABULARIES, Pasted
 from onecard.doctor.tensor import Dimensions, Tensor, which
 from onecard.language import N_, _
@@ -358,11 +357,3 @@ def _next(case: Case) -> str:
         return f"onecard plan --depth={depth} --generation={case.config.generation}{card}"
     gpu = f" --gpu '{case.target.card.name}'" if case.target is not None and not case.target.here else ""
     return f"onecard plan CONFIG.py --as nanogpt{gpu}"
-
-
-def logits_bytes(batch: int, block: int, vocab: int, item: int) -> int:
-    return math.prod((batch, block, vocab, item))
-
-
-def exactly(bytes_: int) -> Amount:
-    return Amount(bytes_, bytes_)
